@@ -30,7 +30,7 @@ commands:
 """
 
 
-class Parser(argparse.ArgumentParser):
+class InfraParser(argparse.ArgumentParser):
     """Raises a problem of the options in the shape of every other error."""
 
     def error(self, message: str) -> NoReturn:

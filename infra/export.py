@@ -7,8 +7,8 @@ from typing import Any, cast
 import pulumi
 
 from infra.components.records import CONTRACT
-from infra.program import Built
-from infra.settings.model import Attempts, Role, SecretSettings
+from infra.program import BuiltStack
+from infra.settings.model import AttemptAccess, Role, SecretSettings
 from runtime.outputs import (
     OUTPUT_NAME,
     SCHEMA,
@@ -34,16 +34,16 @@ USES = {
 }
 
 
-def export(built: Built) -> None:
+def export(built: BuiltStack) -> None:
     pulumi.export(OUTPUT_NAME, contract(built))
 
 
-def contract(built: Built) -> dict[str, Any]:
+def contract(built: BuiltStack) -> dict[str, Any]:
     """Return the contract with outputs as leaves, so that a preview shows the known ones."""
     return outputs_fields(_outputs(built))
 
 
-def _outputs(built: Built) -> StackOutputs:
+def _outputs(built: BuiltStack) -> StackOutputs:
     settings = built.settings
     return StackOutputs(
         stack=settings.stack,
@@ -101,7 +101,7 @@ def _outputs(built: Built) -> StackOutputs:
     )
 
 
-def _kubernetes(built: Built) -> dict[str, KubernetesOutput]:
+def _kubernetes(built: BuiltStack) -> dict[str, KubernetesOutput]:
     clusters = built.settings.kubernetes
     return {
         cluster: KubernetesOutput(
@@ -128,7 +128,7 @@ def _kubernetes(built: Built) -> dict[str, KubernetesOutput]:
     }
 
 
-def _identities(built: Built) -> dict[str, IdentityOutput]:
+def _identities(built: BuiltStack) -> dict[str, IdentityOutput]:
     found: dict[str, IdentityOutput] = {}
     if built.identity is not None:
         for role, email in built.identity.emails.items():
@@ -143,7 +143,7 @@ def _identities(built: Built) -> dict[str, IdentityOutput]:
 
 
 def _attempts(secret: SecretSettings) -> str | None:
-    return (secret.attempts or Attempts.ALL).value if Role.WORKER in secret.readers else None
+    return (secret.attempts or AttemptAccess.ALL).value if Role.WORKER in secret.readers else None
 
 
 def _leaf(output: pulumi.Output[str]) -> str:

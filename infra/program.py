@@ -19,19 +19,19 @@ from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
 from infra.components.records import Records, RecordsArgs, name_bucket
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.components.shared import Key, Site, as_member
+from infra.components.shared import Key, StackSite, as_member
 from infra.components.workspace import Workspace, WorkspaceArgs
 from infra.naming import Names, labels
-from infra.settings.model import KubernetesSettings, Role, Settings
+from infra.settings.model import KubernetesAccess, Role, StackSettings
 
 Members = dict[str, pulumi.Input[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltStack:
     """The parts of a stack, from which `export` makes the contract."""
 
-    settings: Settings
+    settings: StackSettings
     network: Network | None = None
     queues: Mapping[str, Queue] = field(default_factory=dict)
     records: Records | None = None
@@ -44,15 +44,15 @@ class Built:
     """Kubernetes cluster → namespace → workspace."""
 
 
-def build(settings: Settings) -> Built:
+def build(settings: StackSettings) -> BuiltStack:
     """Register everything that `settings` ask for."""
     workspaces = _build_workspaces(settings)
     if not settings.uses_google:
-        return Built(settings=settings, workspaces=workspaces)
+        return BuiltStack(settings=settings, workspaces=workspaces)
     return _GoogleParts(settings).build(workspaces)
 
 
-def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
+def _build_workspaces(settings: StackSettings) -> dict[str, dict[str, Workspace]]:
     found: dict[str, dict[str, Workspace]] = {}
     for cluster, cluster_settings in settings.kubernetes.items():
         provider = kubernetes_provider(cluster, cluster_settings, adopt=settings.adopt)
@@ -74,7 +74,7 @@ def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
     return found
 
 
-def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
+def _neighbours(namespace: str, cluster: KubernetesAccess) -> tuple[str, ...]:
     """Return the launchers of the cluster's other namespaces, if all namespaces share one table of GPU slots."""
     if cluster.slot_namespace is None:
         return ()
@@ -86,11 +86,11 @@ def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
 class _GoogleParts:
     """Builds the parts in the order of their needs: accounts, stores, heads, queues, alerts."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StackSettings) -> None:
         assert settings.project is not None  # `parse_settings` requires it, and the region
         assert settings.region is not None
         self.settings = settings
-        self.site = Site(
+        self.site = StackSite(
             project=settings.project,
             region=settings.region,
             names=Names(stack=settings.stack, project=settings.project),
@@ -123,7 +123,7 @@ class _GoogleParts:
         args = KeyGrantsArgs(site=self.site, kms_key=kms_key, services=services, apis=self.apis)
         return Key(name=kms_key, grants=KeyGrants("key", args, self.opts).grants)
 
-    def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> Built:
+    def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> BuiltStack:
         settings, access = self.settings, self.settings.access
         identity = Identity(
             "identity",
@@ -168,7 +168,7 @@ class _GoogleParts:
         drivers: Members = {f"{name}-head": as_member(head.head_email) for name, head in heads.items()}
         records = self._records(workers | submitters | everyone | drivers, deployer)
         self._alerts(queues, heads)
-        return Built(
+        return BuiltStack(
             settings=settings,
             network=network,
             queues=queues,
@@ -323,7 +323,7 @@ class _GoogleParts:
         )
 
 
-def find_services(settings: Settings) -> list[str]:
+def find_services(settings: StackSettings) -> list[str]:
     """Return the short names of the APIs that the parts need."""
     wanted = {
         "iam": True,
@@ -347,7 +347,7 @@ def find_services(settings: Settings) -> list[str]:
     return [service for service, needed in wanted.items() if needed]
 
 
-def find_roles(settings: Settings) -> list[Role]:
+def find_roles(settings: StackSettings) -> list[Role]:
     """Return the roles that need an account; the parts of heads and pipelines make their own accounts."""
     wanted = {
         Role.WORKER: bool(settings.queues),
@@ -358,7 +358,7 @@ def find_roles(settings: Settings) -> list[Role]:
     return [role for role, needed in wanted.items() if needed]
 
 
-def _grantable(settings: Settings, names: Names) -> list[str]:
+def _grantable(settings: StackSettings, names: Names) -> list[str]:
     """Return the roles that the stack grants in its project, without the roles of its pipeline."""
     heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
     return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]

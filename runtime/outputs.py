@@ -168,7 +168,7 @@ class StackOutputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedCopy:
     """Facts that a published copy carries about itself."""
 
     digest: str
@@ -294,7 +294,7 @@ def contract_digest(contract: Mapping[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(encode_fields(bare).encode(errors='surrogatepass')).hexdigest()}"
 
 
-def published_fields(contract: Mapping[str, Any], published: Published) -> dict[str, Any]:
+def published_fields(contract: Mapping[str, Any], published: PublishedCopy) -> dict[str, Any]:
     """The published form of `contract`."""
     said = {"digest": published.digest, "at": format_time(published.at), "commit": published.commit}
     if published.committed_at is not None:
@@ -302,7 +302,7 @@ def published_fields(contract: Mapping[str, Any], published: Published) -> dict[
     return {**contract, PUBLISHED: {key: value for key, value in said.items() if value is not None}}
 
 
-def read_published(contract: Mapping[str, Any], *, source: str | None = None) -> Published | None:
+def read_published(contract: Mapping[str, Any], *, source: str | None = None) -> PublishedCopy | None:
     """The facts that a published copy carries about itself; None for any other contract.
 
     Raises `ContractAltered` if the content was changed since, `InvalidContract` if that cannot be verified.
@@ -315,7 +315,7 @@ def read_published(contract: Mapping[str, Any], *, source: str | None = None) ->
         if not said["digest"].startswith("sha256:"):
             raise ValueError(said["digest"])
         committed_at, commit = said.get("committed_at"), said.get("commit")
-        published = Published(
+        published = PublishedCopy(
             digest=said["digest"],
             at=parse_time(said["at"]),
             commit=None if commit is None else str(commit),

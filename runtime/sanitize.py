@@ -79,7 +79,7 @@ class LogCleaner:
         return found[1]
 
 
-class Log:
+class CleanLogger:
     """The logger of the module `name`. Its lines are cleaned: where nobody set up logging, Python prints them on stderr.
 
     The first line loads `logging`, which takes as long as a small command.

@@ -21,7 +21,7 @@ from typing import Any
 
 from runtime.shim.bundle import build_shim, list_shipped
 from runtime.shim.compiled import keep_code, name_folder
-from runtime.shim.processes import Asked
+from runtime.shim.processes import StopRequests
 from tests.services_support import PATIENCE_S, wait_until
 
 
@@ -234,9 +234,9 @@ def add_snapshot(job: ShimJob, archive: bytes, **code: Any) -> None:
     job.write()
 
 
-def make_asked(**values: Any) -> Asked:
+def make_asked(**values: Any) -> StopRequests:
     """Return requests to a shim that no signal changes."""
-    asked = Asked.__new__(Asked)
+    asked = StopRequests.__new__(StopRequests)
     asked.__dict__.update(values)
     return asked
 

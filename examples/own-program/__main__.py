@@ -8,7 +8,7 @@ import pulumi_gcp
 
 from infra.components.queue import Queue, QueueArgs
 from infra.components.records import Records, RecordsArgs
-from infra.components.shared import Site
+from infra.components.shared import StackSite
 from infra.naming import Names, labels
 from infra.settings.model import QueueSettings, RecordsSettings
 
@@ -18,7 +18,7 @@ worker = {"worker": config.require("worker")}
 
 provider = pulumi_gcp.Provider("google", project=project, region=region)
 opts = pulumi.ResourceOptions(providers=[provider])
-site = Site(
+site = StackSite(
     project=project,
     region=region,
     names=Names(stack=f"curation-{pulumi.get_stack()}", project=project),

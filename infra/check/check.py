@@ -18,13 +18,22 @@ from typing import Any, Final
 import pulumi
 
 from infra.check.kms_setup import list_key_needs
-from infra.check.ranges import Place, find_place, find_range_notes, find_range_problems
-from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
+from infra.check.ranges import StackSubnet, find_place, find_range_notes, find_range_problems
+from infra.check.recording import (
+    UNKNOWN,
+    UNKNOWN_MARK,
+    Recording,
+    Registration,
+    SecretValue,
+    UnknownValue,
+    is_grant,
+    record,
+)
 from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
-from infra.policy.base import Bounds
+from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
@@ -33,7 +42,7 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import Capacity, PoolSettings, Settings
+from infra.settings.model import StackSettings, TpuCapacity, TpuPoolSettings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
@@ -41,7 +50,7 @@ from runtime.schema import leaves
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One reason why a stack must not be deployed."""
 
     source: str
@@ -66,7 +75,7 @@ class Grant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     stack: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     recording: Recording | None
     """None for wrong settings, with which the program does not run."""
     costs: tuple[Cost, ...] = ()
@@ -83,7 +92,7 @@ class Report:
     """The contract; values that are not known before `up` read `<known after up>`."""
     notes: tuple[str, ...] = ()
     """Remarks that do not stop a deployment."""
-    place: Place | None = None
+    place: StackSubnet | None = None
     """Where the stack's machines are."""
 
     @property
@@ -129,7 +138,7 @@ def record_stack(stack: str, config: StackConfig) -> Recording:
         raise
 
 
-def report_on(recording: Recording, settings: Settings | None = None) -> Report:
+def report_on(recording: Recording, settings: StackSettings | None = None) -> Report:
     """Report on the resources that a program registered; with settings, also on their bounds."""
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
@@ -156,45 +165,45 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
     )
 
 
-def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cost]:
+def _pool_costs(recording: Recording, settings: StackSettings | None) -> Iterator[Cost]:
     heads = {each.name.removesuffix("-head"): each.urn for each in recording.of_type("runtime:ray:RayHead")}
     return find_pool_costs(settings, heads) if settings is not None else iter(())
 
 
-def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
+def _explained(problem: RuntimeFailure, file: str) -> Iterator[CheckFinding]:
     if isinstance(problem, InvalidSettings):
         for each in problem.problems:
-            yield Finding("settings", "settings", each.path or file, each.message, each.hint)
+            yield CheckFinding("settings", "settings", each.path or file, each.message, each.hint)
     elif isinstance(problem, InvalidStackFile):
-        yield Finding("file", "file", file, problem.problem, problem.hint)
+        yield CheckFinding("file", "file", file, problem.problem, problem.hint)
     else:
-        yield Finding("program", "program", file, "; ".join((problem.message, *problem.facts)), problem.hint)
+        yield CheckFinding("program", "program", file, "; ".join((problem.message, *problem.facts)), problem.hint)
 
 
-def _crash(problem: Exception) -> Finding:
+def _crash(problem: Exception) -> CheckFinding:
     frames = traceback.extract_tb(problem.__traceback__)
     ours = [each for each in frames if "/infra/" in each.filename and not each.filename.endswith(_PLUMBING)]
     where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the program"
-    return Finding("program", "program-runs", where, f"{type(problem).__name__}: {problem}")
+    return CheckFinding("program", "program-runs", where, f"{type(problem).__name__}: {problem}")
 
 
 _PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
 
 
-def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
+def find_wrong_inputs(recording: Recording) -> Iterator[CheckFinding]:
     for each in recording.resources:
         if not each.custom:
             continue
         try:
             problems = find_input_problems(each.type, each.inputs)
         except LookupError as problem:
-            yield Finding("inputs", "known-type", each.urn, str(problem))
+            yield CheckFinding("inputs", "known-type", each.urn, str(problem))
             continue
         for found in problems:
-            yield Finding("inputs", "valid-input", each.urn, f"`{found.path}` {found.message}")
+            yield CheckFinding("inputs", "valid-input", each.urn, f"`{found.path}` {found.message}")
 
 
-def find_twins(recording: Recording) -> Iterator[Finding]:
+def find_twins(recording: Recording) -> Iterator[CheckFinding]:
     """Find resources of one stack that would be the same thing in the cloud."""
     owners: dict[tuple[str, str], str] = {}
     for each in recording.resources:
@@ -203,27 +212,27 @@ def find_twins(recording: Recording) -> Iterator[Finding]:
             continue
         first = owners.setdefault(identity, each.urn)
         if first != each.urn:
-            yield Finding("inputs", "made-once", each.urn, f"is `{identity[1]}`, which `{_name(first)}` makes too")
+            yield CheckFinding("inputs", "made-once", each.urn, f"is `{identity[1]}`, which `{_name(first)}` makes too")
 
 
-def find_violations(recording: Recording, settings: Settings | None = None) -> Iterator[Finding]:
-    for each in apply_rules(recording.resources, bounds_of(settings) if settings is not None else Bounds()):
-        yield Finding("policy", each.rule, each.urn, each.message, each.hint)
+def find_violations(recording: Recording, settings: StackSettings | None = None) -> Iterator[CheckFinding]:
+    for each in apply_rules(recording.resources, bounds_of(settings) if settings is not None else StackBounds()):
+        yield CheckFinding("policy", each.rule, each.urn, each.message, each.hint)
 
 
 SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", re.IGNORECASE)
 
 
-def find_leaks(recording: Recording) -> Iterator[Finding]:
+def find_leaks(recording: Recording) -> Iterator[CheckFinding]:
     """Find secret values in the outputs; a policy finds those in inputs of resources."""
     for path, why in leaks_in(recording.outputs):
-        yield Finding("contract", "no-secret-output", path, why)
+        yield CheckFinding("contract", "no-secret-output", path, why)
 
 
 def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield path and reason for every output that is a secret, or is named like one."""
     for path, value in leaves(outputs):
-        if isinstance(value, Secret):
+        if isinstance(value, SecretValue):
             yield path, "is a secret value"
         elif isinstance(value, str) and SECRET_VALUE.search(value):
             yield path, "looks like a secret value"
@@ -232,17 +241,17 @@ def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_resource_name(value: Any) -> bool:
-    return isinstance(value, Unknown) or (isinstance(value, str) and value.startswith("projects/"))
+    return isinstance(value, UnknownValue) or (isinstance(value, str) and value.startswith("projects/"))
 
 
-def find_contract_problems(contract: Any) -> Iterator[Finding]:
+def find_contract_problems(contract: Any) -> Iterator[CheckFinding]:
     if not isinstance(contract, Mapping):
-        yield Finding("contract", "contract", OUTPUT_NAME, f"the stack exports no `{OUTPUT_NAME}`")
+        yield CheckFinding("contract", "contract", OUTPUT_NAME, f"the stack exports no `{OUTPUT_NAME}`")
         return
     try:
         parse_outputs(shown(contract))
     except RuntimeFailure as problem:
-        yield Finding("contract", "contract", OUTPUT_NAME, problem.message)
+        yield CheckFinding("contract", "contract", OUTPUT_NAME, problem.message)
 
 
 def find_grants(recording: Recording) -> tuple[Grant, ...]:
@@ -255,7 +264,7 @@ def find_grants(recording: Recording) -> tuple[Grant, ...]:
     return tuple(found)
 
 
-def _left_grants(settings: Settings) -> Iterator[Grant]:
+def _left_grants(settings: StackSettings) -> Iterator[Grant]:
     from infra.components.identity import find_people_grants
 
     if settings.access.project_grants or not settings.uses_google:
@@ -266,7 +275,7 @@ def _left_grants(settings: Settings) -> Iterator[Grant]:
 
 def _member(each: Registration) -> str:
     member = each.inputs.get("member")
-    if not isinstance(member, Unknown):
+    if not isinstance(member, UnknownValue):
         return _text(member)
     makers = sorted(_name(urn) for urn in each.property_dependencies.get("member", ()))
     return f"{UNKNOWN_MARK}, from {', '.join(makers)}" if makers else UNKNOWN_MARK
@@ -336,7 +345,7 @@ MUCH_USD: Final = 10_000
 """Price a month from which nodes that run at all times are worth a remark: more than most mistakes cost before a bill comes."""
 
 
-def find_money_notes(settings: Settings) -> Iterator[str]:
+def find_money_notes(settings: StackSettings) -> Iterator[str]:
     """Yield what will cost money whether anybody works or not, and what a better place would save."""
     region, records = settings.region, settings.records
     if region is None or not settings.heads:
@@ -359,10 +368,10 @@ def find_money_notes(settings: Settings) -> Iterator[str]:
         yield f"the pools' minima together: {total:,.2f} USD a month at prices on demand"
 
 
-def _month(pool: PoolSettings, amount: float | None) -> str:
+def _month(pool: TpuPoolSettings, amount: float | None) -> str:
     if amount is None:
         return "their price is not known here"
-    if pool.capacity is Capacity.ON_DEMAND:
+    if pool.capacity is TpuCapacity.ON_DEMAND:
         return f"{amount:,.2f} USD a month, prices of {AS_OF}"
     return f"a part of the {amount:,.2f} USD a month on demand, prices of {AS_OF}"
 
@@ -417,14 +426,14 @@ SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/s
 """Types that several stacks of a project share and none owns."""
 
 
-def find_collisions(reports: Sequence[Report]) -> list[Finding]:
+def find_collisions(reports: Sequence[Report]) -> list[CheckFinding]:
     """Find resources that two stacks would both make or give one unique name, and ranges that exclude each other."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in reports:
         for identity in sorted(_owned_by(report)):
             owners[identity].append(report.stack)
     twins = [
-        Finding(
+        CheckFinding(
             "stacks",
             "one-owner",
             " and ".join(stacks),
@@ -435,10 +444,10 @@ def find_collisions(reports: Sequence[Report]) -> list[Finding]:
         if len(stacks) > 1
     ]
     ranges = find_range_problems(_places(reports))
-    return [*twins, *(Finding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)]
+    return [*twins, *(CheckFinding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)]
 
 
-def _places(reports: Sequence[Report]) -> list[Place]:
+def _places(reports: Sequence[Report]) -> list[StackSubnet]:
     return [each.place for each in reports if each.place is not None]
 
 
@@ -529,9 +538,9 @@ def _referred_to(report: Report) -> set[str]:
 
 def shown(value: Any) -> Any:
     """Return `value` with readable marks for unknown and secret values."""
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return UNKNOWN_MARK
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         return "<secret>"
     if isinstance(value, Mapping):
         return {key: shown(item) for key, item in value.items()}

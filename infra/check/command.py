@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.check.check import (
-    Finding,
+    CheckFinding,
     Grant,
     Report,
     check_stack,
@@ -22,9 +22,9 @@ from infra.check.check import (
     physical_name,
     shown,
 )
-from infra.check.plan import Action, Step, changes, plan
+from infra.check.plan import Action, PlanStep, changes, plan
 from infra.check.recording import Recording, Registration, decode_recording, encode_recording
-from infra.cli import Parser, say, say_json
+from infra.cli import InfraParser, say, say_json
 from infra.gcp.prices import monthly_total
 from infra.settings.files import find_project_folder, find_stack_file, list_stacks
 from runtime.errors import RequestRefused, UnknownName
@@ -46,7 +46,7 @@ exit codes: 0 nothing wrong, 2 something is, and all of it is on stderr
 class CheckFailed(RequestRefused):
     """The stacks cannot be deployed; `findings` are all the reasons."""
 
-    def __init__(self, what: str, findings: Sequence[Finding], lines: Sequence[str]) -> None:
+    def __init__(self, what: str, findings: Sequence[CheckFinding], lines: Sequence[str]) -> None:
         self.findings = tuple(findings)
         count = f"{len(findings)} problem{'' if len(findings) == 1 else 's'}"
         settings = any(each.source in ("settings", "file") for each in findings)
@@ -60,7 +60,7 @@ class CheckFailed(RequestRefused):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = InfraParser(
         prog="python -m infra check",
         description="What a stack would make, without an engine, an account or a network.",
         epilog=EXAMPLES,
@@ -199,7 +199,7 @@ def _print_json(reports: Sequence[Report], **more: Any) -> None:
     say_json(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False))
 
 
-def _stop_if_wrong(reports: Sequence[Report], collisions: Sequence[Finding] = ()) -> None:
+def _stop_if_wrong(reports: Sequence[Report], collisions: Sequence[CheckFinding] = ()) -> None:
     wrong = [each for each in reports if not each.ok]
     if not wrong and not collisions:
         return
@@ -347,14 +347,14 @@ def _grants(grants: Sequence[Grant]) -> list[str]:
     return lines
 
 
-def render_steps(steps: Sequence[Step], against: str) -> str:
+def render_steps(steps: Sequence[PlanStep], against: str) -> str:
     """Render the steps of an `up` from the state `against`."""
     same = sum(1 for each in steps if each.action is Action.SAME)
     lines = [line for each in changes(steps) for line in _step(each)]
     return f"steps from {against}\n" + "".join(f"  {line}\n" for line in [*lines, f"{same} the same"])
 
 
-def _step(step: Step) -> Iterator[str]:
+def _step(step: PlanStep) -> Iterator[str]:
     first = " (deletes first)" if step.delete_first else ""
     yield f"{SIGNS[step.action]:<2} {step.action.value} {step.name}  {step.type}{first}"
     paths = [f"{path}{' (forces it)' if path in step.replacing else ''}" for path in step.changed]
@@ -365,7 +365,7 @@ def _step(step: Step) -> Iterator[str]:
         yield f"     refused: {step.blocked}"
 
 
-def finding_line(finding: Finding) -> str:
+def finding_line(finding: CheckFinding) -> str:
     """`policy subscription-has-dead-letter: main-queue: …`, one line of an error."""
     where = finding.where.rpartition("::")[2]
     rule = "" if finding.rule == finding.source else f"{finding.rule}: "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from infra.components.key import AGENTS, MADE_AS_IDENTITIES, ROLE, agent_member
 from infra.settings.key_rules import KEY
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 
 
-def list_key_needs(settings: Settings) -> list[str]:
+def list_key_needs(settings: StackSettings) -> list[str]:
     """List the commands in order. NUMBER is the number of the stack's project."""
     found, services = KEY.fullmatch(settings.kms_key or ""), settings.encrypted_services
     if found is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import Recording, Registration, Secret, Unknown, is_grant
+from infra.check.recording import Recording, Registration, SecretValue, UnknownValue, is_grant
 
 
 class Action(StrEnum):
@@ -32,7 +32,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlanStep:
     action: Action
     urn: str
     """The new URN; the old URN of a resource that is removed."""
@@ -53,12 +53,12 @@ class Step:
         return self.urn.split("::")[-1]
 
 
-def plan(old: Recording, new: Recording) -> tuple[Step, ...]:
+def plan(old: Recording, new: Recording) -> tuple[PlanStep, ...]:
     """Return the steps from `old` to `new`: the resources of `new` in its order, then deletions, dependents first."""
     return tuple(_Comparison(old, new).steps())
 
 
-def changes(steps: Sequence[Step]) -> list[Step]:
+def changes(steps: Sequence[PlanStep]) -> list[PlanStep]:
     return [each for each in steps if each.action is not Action.SAME]
 
 
@@ -70,23 +70,23 @@ class _Comparison:
         self.replaced: set[str] = set()
         """New URNs."""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[PlanStep]:
         for each in self.new.resources:
             yield self._step(each)
         for each in reversed(self.old.resources):
             if each.urn not in self.kept:
                 yield _removal(each)
 
-    def _step(self, new: Registration) -> Step:
+    def _step(self, new: Registration) -> PlanStep:
         old = self._find(new)
         if old is None:
-            return Step(action=Action.IMPORT if new.import_id else Action.CREATE, urn=new.urn, type=new.type)
+            return PlanStep(action=Action.IMPORT if new.import_id else Action.CREATE, urn=new.urn, type=new.type)
         self.kept.add(old.urn)
         was = old.urn if old.urn != new.urn else None
         if not new.custom:
-            return Step(action=Action.SAME, urn=new.urn, type=new.type, was=was)
+            return PlanStep(action=Action.SAME, urn=new.urn, type=new.type, was=was)
         if _imports_another(old, new):
-            return Step(action=Action.IMPORT, urn=new.urn, type=new.type, was=was)
+            return PlanStep(action=Action.IMPORT, urn=new.urn, type=new.type, was=was)
         changed = tuple(
             path for path in differing_paths(old.inputs, new.inputs) if not _covered(path, new.ignore_changes)
         )
@@ -94,9 +94,9 @@ class _Comparison:
         if not replacing:
             action = Action.UPDATE if changed else Action.SAME
             blocked = "Google shrinks no disk" if 0 < _boot_disk_gb(new) < _boot_disk_gb(old) else None
-            return Step(action=action, urn=new.urn, type=new.type, changed=changed, was=was, blocked=blocked)
+            return PlanStep(action=action, urn=new.urn, type=new.type, changed=changed, was=was, blocked=blocked)
         self.replaced.add(new.urn)
-        return Step(
+        return PlanStep(
             action=Action.REPLACE,
             urn=new.urn,
             type=new.type,
@@ -165,11 +165,11 @@ def _refusal_to_replace(old: Registration, new: Registration) -> str | None:
     return _guarded(old)
 
 
-def _removal(old: Registration) -> Step:
+def _removal(old: Registration) -> PlanStep:
     blocked = "it is protected" if old.protect else None
     if old.custom and old.retain_on_delete:
-        return Step(action=Action.FORGET, urn=old.urn, type=old.type, blocked=blocked)
-    return Step(action=Action.DELETE, urn=old.urn, type=old.type, blocked=blocked or _guarded(old))
+        return PlanStep(action=Action.FORGET, urn=old.urn, type=old.type, blocked=blocked)
+    return PlanStep(action=Action.DELETE, urn=old.urn, type=old.type, blocked=blocked or _guarded(old))
 
 
 def _guarded(old: Registration) -> str | None:
@@ -199,10 +199,10 @@ def differing_paths(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, Unknown) or isinstance(new, Unknown):
-        return isinstance(old, Unknown) and isinstance(new, Unknown)
-    if isinstance(old, Secret) or isinstance(new, Secret):
-        return isinstance(old, Secret) and isinstance(new, Secret) and _same(old.value, new.value)
+    if isinstance(old, UnknownValue) or isinstance(new, UnknownValue):
+        return isinstance(old, UnknownValue) and isinstance(new, UnknownValue)
+    if isinstance(old, SecretValue) or isinstance(new, SecretValue):
+        return isinstance(old, SecretValue) and isinstance(new, SecretValue) and _same(old.value, new.value)
     # In JSON true differs from 1; in Python it does not.
     return type(old) is type(new) and bool(old == new)
 

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from infra.components.network import find_network
 from infra.naming import Names
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from infra.settings.rules import GOOGLES_ADDRESSES, count_machines
 from runtime.schema import Problem
 
@@ -24,7 +24,7 @@ Range: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StackSubnet:
     """The subnet of one stack's machines."""
 
     stack: str
@@ -37,18 +37,18 @@ class Place:
     machines: int
     """The pools' maxima and the heads."""
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: StackSubnet) -> bool:
         return self.cidr.version == other.cidr.version and self.cidr.overlaps(other.cidr)
 
 
-def find_place(settings: Settings) -> Place | None:
+def find_place(settings: StackSettings) -> StackSubnet | None:
     """Return where a stack's machines are; None if it has no network."""
     network, project = settings.network, settings.project
     if network is None or project is None:
         return None
     own = Names(stack=settings.stack, project=project).network()
     subnet = network.subnet or f"projects/{project}/regions/{settings.region}/subnetworks/{own}"
-    return Place(
+    return StackSubnet(
         stack=settings.stack,
         project=project,
         network=(network.network or find_network(subnet)).removeprefix(_API),
@@ -58,7 +58,7 @@ def find_place(settings: Settings) -> Place | None:
     )
 
 
-def find_range_problems(places: Sequence[Place]) -> Iterator[Problem]:
+def find_range_problems(places: Sequence[StackSubnet]) -> Iterator[Problem]:
     """Yield what cannot be: a subnet has one range, and the subnets of a network have ranges apart."""
     for one, other in combinations(places, 2):
         both = f"{one.stack} and {other.stack}"
@@ -77,7 +77,7 @@ def find_range_problems(places: Sequence[Place]) -> Iterator[Problem]:
             )
 
 
-def find_range_notes(places: Sequence[Place]) -> Iterator[str]:
+def find_range_notes(places: Sequence[StackSubnet]) -> Iterator[str]:
     """Yield what works and stands in the way later: networks that cannot be peered, and a shared subnet that is too small."""
     for one, other in combinations(places, 2):
         if one.project == other.project and one.network != other.network and one.overlaps(other):
@@ -87,7 +87,7 @@ def find_range_notes(places: Sequence[Place]) -> Iterator[str]:
                 f"{one.stack} and {other.stack} have the overlapping ranges {one.cidr} and {other.cidr}: each works in its"
                 " own network, and the two networks can never be peered; a range cannot change once machines run in it"
             )
-    shared: dict[str, list[Place]] = defaultdict(list)
+    shared: dict[str, list[StackSubnet]] = defaultdict(list)
     for each in places:
         shared[each.subnet].append(each)
     for subnet, sharing in shared.items():

@@ -32,7 +32,7 @@ UNKNOWN_MARK: Final = "<known after up>"
 """Mark in JSON for a value that only the cloud knows."""
 
 
-class Unknown:
+class UnknownValue:
     """A value that only the cloud knows."""
 
     def __repr__(self) -> str:
@@ -40,13 +40,13 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class SecretValue:
     """A value that Pulumi keeps encrypted; `value` is its content."""
 
     value: Any
 
 
-UNKNOWN: Final = Unknown()
+UNKNOWN: Final = UnknownValue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Registration:
     """`gcp:pubsub/topic:Topic`, or `runtime:queue:Queue` of a component."""
     name: str
     inputs: Mapping[str, Any]
-    """Plain values; `UNKNOWN` if not known before `up`, `Secret` if secret."""
+    """Plain values; `UNKNOWN` if not known before `up`, `SecretValue` if secret."""
     custom: bool = True
     """False for a component, which consists of other resources and exists in the state only."""
     parent: str | None = None
@@ -382,9 +382,9 @@ def _registration_from(value: Mapping[str, Any]) -> Registration:
 
 
 def _to_json(value: Any, where: str) -> Any:
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return {UNKNOWN_MARK: True}
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         raise RequestRefused(
             f"a recording with a secret value is not written down: {where}",
             hint="keep secret values out of the program",
@@ -412,10 +412,10 @@ def is_grant(type_: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Replace the wire's markers for secrets and unknowns by `Secret` and `UNKNOWN`."""
+    """Replace the wire's markers for secrets and unknowns by `SecretValue` and `UNKNOWN`."""
     if isinstance(value, dict):
         if value.get(rpc._special_sig_key) == rpc._special_secret_sig:
-            return Secret(_plain(value["value"]))
+            return SecretValue(_plain(value["value"]))
         return {key: _plain(item) for key, item in sorted(value.items())}
     if isinstance(value, list):
         return [_plain(item) for item in value]
@@ -428,9 +428,9 @@ def _plain(value: Any) -> Any:
 
 
 def _wire(value: Any) -> Any:
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         return {rpc._special_sig_key: rpc._special_secret_sig, "value": _wire(value.value)}
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return rpc.UNKNOWN
     if isinstance(value, Mapping):
         return {key: _wire(item) for key, item in value.items()}

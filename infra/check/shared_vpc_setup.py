@@ -7,14 +7,14 @@ from typing import Final
 
 from infra.naming import Names
 from infra.render.firewalls import list_openings
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 
 TPU_AGENT: Final = "service-NUMBER@gcp-sa-tpu.iam.gserviceaccount.com"
 """It attaches TPU nodes to the network; NUMBER is the number of the stack's project.
 https://cloud.google.com/tpu/docs/shared-vpc-networks"""
 
 
-def list_host_needs(settings: Settings) -> list[str]:
+def list_host_needs(settings: StackSettings) -> list[str]:
     """List the commands for the network's project, in order; empty if the network is the stack's own project's."""
     host, network = settings.host_project, settings.network
     if host is None or network is None or network.subnet is None or not settings.heads:
@@ -33,7 +33,7 @@ def list_host_needs(settings: Settings) -> list[str]:
     return [*found, *_firewalls(settings, host, (network.network or subnet).rpartition("/")[2], network.cidr)]
 
 
-def _makers(settings: Settings) -> list[str]:
+def _makers(settings: StackSettings) -> list[str]:
     """List those who run `up`, and so put the heads into the subnet."""
     emails = [settings.impersonate] if settings.impersonate else []
     if settings.ci is not None:
@@ -41,7 +41,7 @@ def _makers(settings: Settings) -> list[str]:
     return [f"serviceAccount:{email}" for email in dict.fromkeys(emails)] or ["user:EMAIL-OF-WHO-RUNS-UP"]
 
 
-def _firewalls(settings: Settings, host: str, network: str, cidr: str) -> list[str]:
+def _firewalls(settings: StackSettings, host: str, network: str, cidr: str) -> list[str]:
     names = Names(stack=settings.stack, project=settings.project)
     return [
         f"gcloud compute firewall-rules create {names.firewall(f'{head}-{rule.purpose}')} --project {host}"

@@ -24,7 +24,7 @@ import pulumi
 from pulumi import _types
 from pulumi.runtime import rpc
 
-from infra.check.recording import Secret, Unknown
+from infra.check.recording import SecretValue, UnknownValue
 from infra.gcp.values import find_value_problems
 from runtime.schema import Problem, join
 
@@ -33,7 +33,7 @@ PROVIDERS: Final = "pulumi:providers:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class InputField:
     """One input of a resource, or of an object inside it."""
 
     type: Any
@@ -76,13 +76,13 @@ def find_args_class(type_: str) -> type:
 
 
 @functools.cache
-def fields_of(kind: type) -> Mapping[str, Field]:
+def fields_of(kind: type) -> Mapping[str, InputField]:
     """Return the inputs of one of the wheels' classes by the provider's camelCase names."""
     hints = _types.input_type_types(kind)
     optional = kind.__init__.__kwdefaults__ or {}  # type: ignore[misc]
     python_names = _types.input_type_py_to_pulumi_names(kind)
     required = {name for python, name in python_names.items() if python not in optional}
-    return {name: Field(type=hint, required=name in required) for name, hint in hints.items()}
+    return {name: InputField(type=hint, required=name in required) for name, hint in hints.items()}
 
 
 def _wheel(package: str, type_: str) -> str:
@@ -102,7 +102,7 @@ def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
     fields = fields_of(kind)
     decoded = dict(inputs)
     for name, value in inputs.items():
-        bare = value.value if isinstance(value, Secret) else value
+        bare = value.value if isinstance(value, SecretValue) else value
         if name in fields and fields[name].type is not str and isinstance(bare, str):
             try:
                 decoded[name] = json.loads(bare)
@@ -126,7 +126,7 @@ def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterato
             yield Problem(path=join(path, name), message="is missing and required")
 
 
-def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
+def _unknown_key(name: str, fields: Mapping[str, InputField]) -> str:
     near = difflib.get_close_matches(name, fields, n=1)
     if near:
         return f"is no input here; did you mean `{near[0]}`?"
@@ -134,9 +134,9 @@ def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
 
 
 def _problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         yield from _problems(kind, value.value, path)
         return
     members = _members(kind)
@@ -215,7 +215,7 @@ EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bo
 def show(value: Any) -> str:
     """Format a value for an error, cut if it is long."""
     match value:
-        case Unknown() | Secret():
+        case UnknownValue() | SecretValue():
             return "a value that is not shown"
         case bool():
             return f"{json.dumps(value)} (a boolean)"

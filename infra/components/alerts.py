@@ -15,7 +15,7 @@ import pulumi
 from pulumi_gcp import billing, monitoring
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, Site
+from infra.components.shared import Part, StackSite
 from infra.settings.model import AlertSettings, BudgetSettings
 from infra.settings.read import ensure_valid
 
@@ -55,7 +55,7 @@ class WatchedCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertsArgs:
-    site: Site
+    site: StackSite
     settings: AlertSettings
     queues: Mapping[str, WatchedQueue] = field(default_factory=dict)
     clusters: Mapping[str, WatchedCluster] = field(default_factory=dict)

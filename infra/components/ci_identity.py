@@ -17,7 +17,7 @@ import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, Site, as_member, shown_title
+from infra.components.shared import Part, StackSite, as_member, shown_title
 from infra.settings.model import CiSettings
 from infra.settings.read import ensure_valid
 
@@ -103,7 +103,7 @@ https://cloud.google.com/iam/docs/setting-limits-on-granting-roles"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiIdentityArgs:
-    site: Site
+    site: StackSite
     settings: CiSettings
     services: Sequence[str] = ()
     """Short names of the stack's APIs, which decide the accounts' rights; empty: all APIs of this module."""

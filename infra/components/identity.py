@@ -11,7 +11,7 @@ import pulumi
 from pulumi_gcp import projects
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, Site, as_member, shown_title
+from infra.components.shared import Part, StackSite, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
 from infra.settings.read import ensure_valid
 
@@ -43,7 +43,7 @@ PROJECT_ROLES: Final = (LOG_WRITER, METRIC_WRITER, MONITORING_VIEWER, LOG_VIEWER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityArgs:
-    site: Site
+    site: StackSite
     roles: Sequence[Role]
     access: AccessSettings = AccessSettings()
     has_heads: bool = False

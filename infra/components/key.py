@@ -10,7 +10,7 @@ import pulumi
 from pulumi_gcp import kms
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, Site
+from infra.components.shared import Part, StackSite
 
 ROLE: Final = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
 
@@ -43,7 +43,7 @@ def find_agents(services: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGrantsArgs:
-    site: Site
+    site: StackSite
     kms_key: str
     """`projects/P/locations/L/keyRings/R/cryptoKeys/K`, in the project of the stack."""
     services: Sequence[str]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import pulumi
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, Site
+from infra.components.shared import Part, StackSite
 from infra.settings.model import NetworkSettings
 from infra.settings.read import ensure_valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkArgs:
-    site: Site
+    site: StackSite
     settings: NetworkSettings = NetworkSettings()
     apis: Apis | None = None
 

@@ -7,11 +7,11 @@ import pulumi_gcp
 import pulumi_kubernetes
 
 from infra.naming import shorten
-from infra.settings.model import KubernetesSettings, Settings
+from infra.settings.model import KubernetesAccess, StackSettings
 from runtime.errors import NotPossible
 
 
-def google_provider(settings: Settings) -> pulumi.ProviderResource:
+def google_provider(settings: StackSettings) -> pulumi.ProviderResource:
     """Make the one Google provider, without default labels: each resource has its own, so that reviews see them."""
     if settings.project is None or settings.region is None:
         raise NotPossible(
@@ -35,7 +35,7 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
     )
 
 
-def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool = False) -> pulumi.ProviderResource:
+def kubernetes_provider(name: str, settings: KubernetesAccess, *, adopt: bool = False) -> pulumi.ProviderResource:
     """Make a provider for a context and cluster identifier; the kubeconfig stays on the engine's machine.
 
     With `adopt` the provider takes over existing objects of the same names, instead of failing on them.

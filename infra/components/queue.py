@@ -10,7 +10,7 @@ import pulumi
 from pulumi_gcp import projects, pubsub
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, Site
+from infra.components.shared import Members, Part, StackSite
 from infra.settings.model import QueueSettings
 from infra.settings.read import ensure_valid
 
@@ -21,7 +21,7 @@ VIEWER: Final = "roles/pubsub.viewer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueArgs:
-    site: Site
+    site: StackSite
     queue: str
     """The name that users say."""
     settings: QueueSettings = QueueSettings()

@@ -14,11 +14,11 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, Site, as_member
+from infra.components.shared import Members, Part, StackSite, as_member
 from infra.gcp.machines import disk_types, maintenance
 from infra.machine.head_agent import digest
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
+from infra.render.cluster import HEAD_TYPE, PORTS, RayCluster, SecretReference
 from infra.render.firewalls import list_openings
 from infra.render.startup import head_metadata, pool_outputs
 from infra.settings.model import HeadSettings
@@ -81,7 +81,7 @@ class SecretVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayHeadArgs:
-    site: Site
+    site: StackSite
     zone: str
     head: str
     """The name that users say; `Names.cluster` makes Ray's name of it."""
@@ -264,7 +264,7 @@ class RayHead(Part):
             for rule in (list_openings(args.cidr) if args.firewalls else [])
         ]
 
-    def _cluster(self) -> pulumi.Output[Cluster]:
+    def _cluster(self) -> pulumi.Output[RayCluster]:
         """Collect the values that the renderers need.
 
         The e-mail comes from the names and not from the account, so that a preview shows the file; `needs` makes the
@@ -273,7 +273,7 @@ class RayHead(Part):
         args, site = self._args, self._site
         secrets = pulumi.Output.from_input({each.env: each.resource for each in args.environment.values()})
         return pulumi.Output.all(network=args.network, subnet=args.subnet, secrets=secrets).apply(
-            lambda known: Cluster(
+            lambda known: RayCluster(
                 name=self.cluster_name,
                 key=args.head,
                 stack=site.names.stack,

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import storage
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, Site
+from infra.components.shared import Members, Part, StackSite
 from infra.naming import Names
 from infra.settings.model import RecordsSettings
 from infra.settings.read import ensure_valid
@@ -30,7 +30,7 @@ _PAST_DAYS: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsArgs:
-    site: Site
+    site: StackSite
     settings: RecordsSettings = RecordsSettings()
     users: Members = field(default_factory=dict)
     """Label → IAM member that reads all objects, and writes all but the contract."""

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, Site
+from infra.components.shared import Members, Part, StackSite
 from infra.settings.model import RegistrySettings
 from infra.settings.read import ensure_valid
 
@@ -25,7 +25,7 @@ Place: TypeAlias = tuple[pulumi.Input[str], pulumi.Input[str], pulumi.Input[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryArgs:
-    site: Site
+    site: StackSite
     registry: str
     settings: RegistrySettings = RegistrySettings()
     readers: Members = field(default_factory=dict)

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import secretmanager
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, Site
+from infra.components.shared import Members, Part, StackSite
 from infra.settings.model import SecretSettings
 from infra.settings.read import ensure_valid
 
@@ -20,7 +20,7 @@ KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretArgs:
-    site: Site
+    site: StackSite
     secret: str
     settings: SecretSettings
     readers: Members = field(default_factory=dict)

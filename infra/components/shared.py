@@ -27,7 +27,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class StackSite:
     """The place of a stack's resources, and their protection; other programs make one, too."""
 
     project: str
@@ -46,7 +46,7 @@ class Part(pulumi.ComponentResource):
     """A component of Google resources; the names of its children begin with its own."""
 
     def __init__(
-        self, type_: str, name: str, site: Site, apis: Apis | None, opts: pulumi.ResourceOptions | None
+        self, type_: str, name: str, site: StackSite, apis: Apis | None, opts: pulumi.ResourceOptions | None
     ) -> None:
         super().__init__(type_, name, None, opts)
         self._name, self._site, self._apis = name, site, apis
@@ -136,6 +136,6 @@ def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:
     return pulumi.Output.concat("serviceAccount:", email)
 
 
-def shown_title(site: Site, title: str) -> str:
+def shown_title(site: StackSite, title: str) -> str:
     """Return `title` with the stack's name, at most 100 characters for Google."""
     return f"{title} ({site.names.stack})"[:100]

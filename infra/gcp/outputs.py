@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import UNKNOWN, Secret, Unknown, is_grant
+from infra.check.recording import UNKNOWN, SecretValue, UnknownValue, is_grant
 
 Inputs: TypeAlias = Mapping[str, Any]
 Outputs: TypeAlias = dict[str, Any]
@@ -38,7 +38,7 @@ def join(pattern: str | bool | None, inputs: Inputs) -> Any:
         return UNKNOWN
     if isinstance(pattern, bool):
         return pattern
-    values = {key: value.value if isinstance(value, Secret) else value for key, value in inputs.items()}
+    values = {key: value.value if isinstance(value, SecretValue) else value for key, value in inputs.items()}
     needed = [part.split("}")[0] for part in pattern.split("{")[1:]]
     if not all(isinstance(values.get(key), str) and values[key] for key in needed):
         return UNKNOWN
@@ -64,7 +64,7 @@ def _kubernetes(inputs: Inputs) -> Outputs:
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return {"id": UNKNOWN}
     space, name = metadata.get("namespace"), metadata["name"]
-    if isinstance(space, Unknown):
+    if isinstance(space, UnknownValue):
         return {"id": UNKNOWN}
     return {"id": f"{space}/{name}" if space else name}
 

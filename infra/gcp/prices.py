@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from infra.check.recording import Recording, Registration
-from infra.settings.model import Capacity, PoolSettings, Settings
+from infra.settings.model import StackSettings, TpuCapacity, TpuPoolSettings
 from infra.settings.rules import ACCELERATOR
 
 AS_OF: Final = "2025"
@@ -106,7 +106,7 @@ def find_costs(recording: Recording) -> tuple[Cost, ...]:
     return tuple(cost for each in recording.resources if each.type in PRICED for cost in PRICED[each.type](each))
 
 
-def find_pool_costs(settings: Settings, urns: Mapping[str, str]) -> Iterator[Cost]:
+def find_pool_costs(settings: StackSettings, urns: Mapping[str, str]) -> Iterator[Cost]:
     """Yield the costs of each pool, at its head in `urns`: Ray makes the nodes, and no resource stands for them."""
     for name, head in settings.heads.items():
         for pool, each in head.pools.items():
@@ -118,14 +118,14 @@ def find_pool_costs(settings: Settings, urns: Mapping[str, str]) -> Iterator[Cos
                 continue
             always = f"{of_pool}{each.always:,} nodes at all times"
             region, amount = settings.region or "", minimum_month(each, settings.region or "")
-            if each.capacity is Capacity.ON_DEMAND or amount is None:
+            if each.capacity is TpuCapacity.ON_DEMAND or amount is None:
                 yield _cost(urn, amount, f"{always}, {HOURS} h", region)
             else:
                 basis = f"by use: {always} for a part of the {amount:,.2f} on demand, {region}, prices of {AS_OF}"
                 yield Cost(urn=urn, monthly_usd=None, basis=basis)
 
 
-def minimum_month(pool: PoolSettings, region: str) -> float | None:
+def minimum_month(pool: TpuPoolSettings, region: str) -> float | None:
     """Return what the nodes that a pool always has cost in a month on demand; None if the table lacks its price."""
     found = ACCELERATOR.fullmatch(pool.accelerator)
     prices = TPU_CHIP_HOURS.get(found["family"], {}) if found else {}

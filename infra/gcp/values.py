@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import Secret, Unknown, is_grant
+from infra.check.recording import SecretValue, UnknownValue, is_grant
 from infra.gcp import machines
 from runtime.schema import Problem, join
 
@@ -44,9 +44,9 @@ def _checks(type_: str) -> tuple[tuple[tuple[str, ...], Check], ...]:
 
 
 def _select(value: Any, path: tuple[str, ...], at: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         value = value.value
-    if isinstance(value, Unknown) or value is None:
+    if isinstance(value, UnknownValue) or value is None:
         return
     if not path:
         yield at, value

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import STACK_TYPE, Registration, Secret, Unknown
+from infra.check.recording import STACK_TYPE, Registration, SecretValue, UnknownValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class StackBounds:
     """The bounds of one stack. Without them, rules judge by the resources alone."""
 
     protect: bool | None = None
@@ -41,7 +41,7 @@ class Bounds:
     """Identity pool of another stack that this one federates with."""
 
 
-UNBOUNDED: Final = Bounds()
+UNBOUNDED: Final = StackBounds()
 
 
 class Graph:
@@ -102,7 +102,7 @@ class Graph:
 Finding: TypeAlias = tuple[Registration, str, str | None]
 """Resource, message, hint."""
 
-Rule: TypeAlias = Callable[[Graph, Bounds], Iterable[Finding]]
+Rule: TypeAlias = Callable[[Graph, StackBounds], Iterable[Finding]]
 
 TOPIC: Final = "gcp:pubsub/topic:Topic"
 SUBSCRIPTION: Final = "gcp:pubsub/subscription:Subscription"
@@ -144,9 +144,9 @@ AGENT: Final = re.compile(
 
 def get(value: Any, key: str) -> Any:
     """Return a key of an object; for an unknown object the result is unknown, for no object None."""
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return value
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         return get(value.value, key)
     return value.get(key) if isinstance(value, Mapping) else None
 
@@ -157,7 +157,7 @@ def items_of(value: Any) -> list[Any]:
 
 def may_be(value: Any, wanted: str | bool) -> bool:
     """Whether `value` is the wanted one, or only the cloud knows it."""
-    return value == wanted or isinstance(value, Unknown)
+    return value == wanted or isinstance(value, UnknownValue)
 
 
 _ACCOUNT: Final = re.compile(r"serviceAccount:(?P<id>[a-z0-9-]+)@(?P<project>[a-z0-9-]+)\.iam\.gserviceaccount\.com")

@@ -32,7 +32,7 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 from infra.check.recording import UNKNOWN, Registration
-from infra.policy.base import Bounds, Rule
+from infra.policy.base import Rule, StackBounds
 from infra.policy.rules import RULES, apply_rule, bounds_of
 from infra.settings.read import settings_from
 from runtime.errors import RuntimeFailure
@@ -72,17 +72,17 @@ def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None =
     )
 
 
-def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
+def stack_bounds(environment: Mapping[str, str] = os.environ) -> StackBounds:
     """Return the bounds of the stack's settings; if these cannot be read, the program itself fails."""
     return _bounds(environment.get("PULUMI_STACK", ""), environment.get("PULUMI_CONFIG") or "{}")
 
 
 @functools.lru_cache(1)  # every rule asks for them
-def _bounds(stack: str, config: str) -> Bounds:
+def _bounds(stack: str, config: str) -> StackBounds:
     try:
         return bounds_of(settings_from(stack, json.loads(config)))
     except (RuntimeFailure, ValueError):
-        return Bounds()
+        return StackBounds()
 
 
 def _reader(inputs: Inputs) -> ResourceValidationPolicy:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from infra.check.recording import Registration, Unknown
+from infra.check.recording import Registration, UnknownValue
 from infra.policy.base import (
     AGENT,
     BUCKET,
@@ -16,9 +16,9 @@ from infra.policy.base import (
     SECRET,
     SERVICE_IDENTITY,
     TOPIC,
-    Bounds,
     Finding,
     Graph,
+    StackBounds,
 )
 from runtime.schema import leaves
 
@@ -28,11 +28,11 @@ _NAMES_A_KEY: Final = re.compile(r"[kK]msKey|[cC]ryptoKey|[eE]ncryptionKey")
 ENCRYPTED: Final = (BUCKET, TOPIC, REPOSITORY, SECRET, INSTANCE)
 
 
-def find_foreign_keys(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_foreign_keys(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Every key is the one that the stack file names. Whoever owns another could take away what it encrypts."""
     for each in graph.made("gcp"):
         for path, key in _keys(each):
-            if isinstance(key, Unknown):
+            if isinstance(key, UnknownValue):
                 yield each, f"has a key in `{path}` that is not known before `up`", "name it as `kms_key`"
             elif bounds.keys is not None and key not in bounds.keys:
                 allowed = ", ".join(f"`{one}`" for one in bounds.keys) or "none"
@@ -40,12 +40,12 @@ def find_foreign_keys(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         if each.type != KEY_GRANT:
             continue
         member = each.inputs.get("member")
-        is_agent = isinstance(member, Unknown) or AGENT.fullmatch(str(member))
+        is_agent = isinstance(member, UnknownValue) or AGENT.fullmatch(str(member))
         if not (is_agent and graph.behind(each, "member", SERVICE_IDENTITY)):
             yield each, f"lets `{member}` decrypt with the key", "only Google's agents use it, for their services"
 
 
-def find_unencrypted(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_unencrypted(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """In a stack with a key, the key encrypts everything that it can."""
     for each in graph.of_type(*ENCRYPTED) if bounds.keys else ():
         if not any(True for _ in _keys(each)):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from infra.check.recording import UNKNOWN, Registration, Unknown
+from infra.check.recording import UNKNOWN, Registration, UnknownValue
 from infra.policy.base import (
     ACCOUNT,
     ACCOUNT_GRANT,
@@ -30,9 +30,9 @@ from infra.policy.base import (
     SERVICE_IDENTITY,
     SUBSCRIPTION_GRANT,
     TOPIC_GRANT,
-    Bounds,
     Finding,
     Graph,
+    StackBounds,
     get,
     is_own_account,
     items_of,
@@ -203,7 +203,7 @@ _CONTRACT: Final = re.compile(
 """A condition that takes the contract out of a grant, or leaves nothing else in it."""
 
 
-def find_foreign_types(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_foreign_types(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A program registers the types of resources in `TYPES`, and no other."""
     for each in graph.resources:
         if each.custom and each.type not in TYPES:
@@ -212,7 +212,7 @@ def find_foreign_types(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"is a `{each.type}`, which no stack may make", hint
 
 
-def find_foreign_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_foreign_roles(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Each type of grant has its roles, and an account of the stack is what a grant on an account is about."""
     for each in graph.of_type(*ROLES):
         role, allowed = each.inputs.get("role"), ROLES[each.type]
@@ -220,19 +220,19 @@ def find_foreign_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"grants `{role}`, allowed are {', '.join(allowed)}", "give it a reason in `ROLES`"
         account = each.inputs.get("serviceAccountId")
         known = isinstance(account, str) and is_own_account(graph, f"serviceAccount:{account.rpartition('/')[2]}")
-        made = isinstance(account, Unknown) and graph.behind(each, "serviceAccountId", ACCOUNT)
+        made = isinstance(account, UnknownValue) and graph.behind(each, "serviceAccountId", ACCOUNT)
         if each.type == ACCOUNT_GRANT and not (known or made):
             yield each, f"grants on `{account}`, which is no account of this stack", None
 
 
-def find_project_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_project_grants(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Grants are on the resource, and on the project only those that have a reason. `PROJECT_ROLES` lists them."""
     for each in graph.of_type(PROJECT_GRANT):
         role = each.inputs.get("role")
         made = [found for urn in graph.behind(each, "role", CUSTOM_ROLE) if (found := graph.get(urn))]
-        if made and (isinstance(role, Unknown) or _is_custom(role, made)):
+        if made and (isinstance(role, UnknownValue) or _is_custom(role, made)):
             continue
-        if isinstance(role, Unknown):
+        if isinstance(role, UnknownValue):
             yield each, "grants a role on the project that is not known before `up`", "name the role"
         elif (_component(graph, each), role) not in PROJECT_ROLES:
             hint = "grant it on the resource, or give the exception a reason in `PROJECT_ROLES`"
@@ -242,13 +242,13 @@ def find_project_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, message, "list roles that heads and people have in `PROJECT_ROLES`"
 
 
-def find_foreign_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A role goes to an account of the stack, to Google's own agents, to its pipeline, or to people in the stack file."""
     for each in graph.of_type(*ROLES, PROJECT_GRANT):
         member = each.inputs.get("member")
         agents = graph.behind(each, "member", SERVICE_IDENTITY)
         pipeline: object = graph.behind(each, "member", IDENTITY_POOL)
-        if isinstance(member, Unknown):
+        if isinstance(member, UnknownValue):
             if not (agents or graph.behind(each, "member", ACCOUNT) or pipeline):
                 yield each, "grants to a member that is not known before `up`", "name the member"
         else:
@@ -256,37 +256,37 @@ def find_foreign_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         if bool(pipeline) != (each.inputs.get("role") == "roles/iam.workloadIdentityUser"):
             # The role makes tokens of an account, and a pipeline is nothing but its account.
             yield each, f"grants `{each.inputs.get('role')}` to `{member}`", "only a pipeline may be an account"
-        if not isinstance(member, Unknown) and not (
+        if not isinstance(member, UnknownValue) and not (
             isinstance(member, str) and (_is_known(graph, bounds, member) or (agents and AGENT.fullmatch(member)))
         ):
             hint = "name people under `access`, and make an account for a machine"
             yield each, f"grants to `{member}`, which is not of this stack", hint
 
 
-def find_open_contract(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_contract(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Whoever writes records cannot write the contract, which commands trust with secrets and images."""
     for each in graph.of_type(BUCKET_GRANT):
         writes = each.inputs.get("role") != "roles/storage.objectViewer"
         expression = get(each.inputs.get("condition"), "expression")
-        if not writes or isinstance(expression, Unknown):
+        if not writes or isinstance(expression, UnknownValue):
             continue
         found = _CONTRACT.fullmatch(str(expression))
         bucket = each.inputs.get("bucket")
         # A resource that the program no longer has shows its state, `b/BUCKET`.
-        if found is None or not (isinstance(bucket, Unknown) or str(bucket).removeprefix("b/") == found["bucket"]):
+        if found is None or not (isinstance(bucket, UnknownValue) or str(bucket).removeprefix("b/") == found["bucket"]):
             yield each, "lets its member write the contract with the records", "exclude `contract/` by a condition"
         elif not found["keeps"] and not str(each.inputs.get("member")).startswith(("serviceAccount:", repr(UNKNOWN))):
             yield each, "lets people or any pipeline write the contract", "grant it to the deployer's account"
 
 
-def find_wide_custom_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_wide_custom_roles(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A custom role has permissions of its component's line in `PERMISSIONS`, and no other."""
     for each in graph.of_type(CUSTOM_ROLE):
         allowed = PERMISSIONS.get(_component(graph, each), {})
         given = each.inputs.get("permissions")
         wide = [
             str(permission)
-            for permission in ([given] if isinstance(given, Unknown) else items_of(given))
+            for permission in ([given] if isinstance(given, UnknownValue) else items_of(given))
             if (parts := str(permission).rpartition("."))[2] not in allowed.get(parts[0], ())
         ]
         if wide:
@@ -294,7 +294,7 @@ def find_wide_custom_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"contains {', '.join(f'`{one}`' for one in wide)}", hint
 
 
-def find_loose_federation(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Tokens are accepted from one repository, and to deploy from one branch and environment of it."""
     for each in graph.of_type(IDENTITY_PROVIDER):
         condition, mapping = each.inputs.get("attributeCondition"), each.inputs.get("attributeMapping")
@@ -319,7 +319,7 @@ def find_loose_federation(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "accepts tokens of a repository that the stack file does not name", "put its ids under `ci`"
 
 
-def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_wide_cluster_roles(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A role in a namespace has the verbs of `VERBS`, and is bound by name to subjects that the stack file names."""
     for each in graph.of_type(CLUSTER_ROLE):
         for rule in items_of(each.inputs.get("rules")) or [each.inputs.get("rules")]:
@@ -371,7 +371,7 @@ def _limits(graph: Graph, condition: Any) -> bool:
     )
 
 
-def _is_known(graph: Graph, bounds: Bounds, member: str) -> bool:
+def _is_known(graph: Graph, bounds: StackBounds, member: str) -> bool:
     if is_own_account(graph, member) or member in (bounds.people or ()):
         return True
     if federated := _FEDERATED.fullmatch(member):
@@ -387,7 +387,7 @@ def _subject(subject: Any) -> str:
     return f"{kind}:{get(subject, 'namespace')}/{name}" if kind == "ServiceAccount" else f"{kind}:{name}"
 
 
-def find_hasty_agent_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_hasty_agent_grants(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A service's agent comes into being on first use, and nobody can be granted anything before."""
     for each in graph.made("gcp"):
         member = each.inputs.get("member")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from infra.check.recording import Registration, Secret, Unknown
+from infra.check.recording import Registration, SecretValue, UnknownValue
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL
 from infra.policy.base import (
     ACCOUNT,
@@ -35,9 +35,9 @@ from infra.policy.base import (
     SUBSCRIPTION_GRANT,
     TOPIC,
     TOPIC_GRANT,
-    Bounds,
     Finding,
     Graph,
+    StackBounds,
     get,
     is_own_account,
     items_of,
@@ -63,19 +63,19 @@ APIS: Final[Mapping[str, str]] = {
 """Module of the provider → the API that it calls, if their names differ."""
 
 
-def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_secret_values(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """No secret value passes through Pulumi. What it is given it keeps in its state."""
     for each in graph.resources:
         if not each.custom or each.type.startswith(PROVIDER_PREFIX):
             continue
         for path, value in leaves(each.inputs):
-            if isinstance(value, Secret):
+            if isinstance(value, SecretValue):
                 yield each, f"has a secret value in `{path}`", "refer to the secret by its name"
             elif isinstance(value, str) and SECRET_VALUE.search(value):
                 yield each, f"has what looks like a secret value in `{path}`", "refer to the secret by its name"
 
 
-def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_unlabelled(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Labels say whose a resource is. `gc` and the bill go by them."""
     for each in graph.resources:
         if not each.custom:
@@ -90,7 +90,7 @@ def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"lacks the labels `{MANAGED_BY}: {MAKER}` and `{STACK_LABEL}`", "pass `labels(stack, own)`"
 
 
-def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_unprotected(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """What holds work refuses to be destroyed, in every stack that says so."""
     # A pull-through cache fills itself again.
     holders = [each for each in graph.of_type(*HOLD_WORK) if not may_be(each.inputs.get("mode"), "REMOTE_REPOSITORY")]
@@ -100,7 +100,7 @@ def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "holds work and can be destroyed", "set `protect`, or `protect: false` for the whole stack"
 
 
-def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_strays(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Everything is in the project and the regions that the stack file names."""
     for each in (*graph.of_type(f"{PROVIDER_PREFIX}gcp"), *graph.made("gcp")):
         project = each.inputs.get("project")
@@ -127,7 +127,7 @@ def _places(resource: Registration) -> Iterator[tuple[str, Any]]:
         yield "location", get(each, "location")
 
 
-def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_default_providers(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A default provider takes whatever project and cluster the shell happens to be in."""
     for each in graph.resources:
         if not each.custom or each.type.startswith(PROVIDER_PREFIX):
@@ -142,7 +142,7 @@ def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             )
 
 
-def find_orphans(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_orphans(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Every resource belongs to a component and begins with its name. Two of a component would otherwise have children
     of one name."""
     for each in graph.resources:
@@ -155,7 +155,7 @@ def find_orphans(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"is named `{each.name}`, and its component `{parent.name}`", f"begin it with `{parent.name}-`"
 
 
-def find_hasty(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_hasty(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """An API that is not on yet refuses; only a dependency says what has to be there first."""
     for each in graph.made("gcp"):
         needed = _api(each)
@@ -182,7 +182,7 @@ def _api(resource: Registration) -> str | None:
 # queues: no task expires or is delivered for ever, and no dead letter is lost
 
 
-def find_missing_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_missing_dead_letters(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A subscription without dead letters delivers a task that nobody can do for ever."""
     dead = {topic for each in graph.of_type(SUBSCRIPTION) for topic in _topics(graph, each, "deadLetterPolicy")}
     for each in graph.of_type(SUBSCRIPTION):
@@ -190,7 +190,7 @@ def find_missing_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]
             yield each, "has no dead letters", "set `dead_letter_policy`"
 
 
-def find_leaving_tasks(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_leaving_tasks(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Workers pull tasks; a subscription that pushes or exports them sends them wherever it says."""
     for each in graph.of_type(SUBSCRIPTION):
         for key in ("pushConfig", "bigqueryConfig", "cloudStorageConfig"):
@@ -198,7 +198,7 @@ def find_leaving_tasks(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
                 yield each, f"sends its tasks elsewhere by `{key}`", "let workers pull them"
 
 
-def find_lost_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_lost_dead_letters(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A topic keeps nothing by itself: without a subscription of its own a dead letter is gone at once."""
     subscribed: set[str] = set()
     for each in graph.of_type(SUBSCRIPTION):
@@ -209,7 +209,7 @@ def find_lost_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "sends its dead letters to a topic that has no subscription", "subscribe to that topic"
 
 
-def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_powerless_agents(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Pub/Sub's own agent moves dead letters. Without its two grants they are redelivered for ever, with no error."""
     for each in graph.of_type(SUBSCRIPTION):
         wanted = _topics(graph, each, "deadLetterPolicy")
@@ -232,7 +232,7 @@ def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "has dead letters that Pub/Sub's agent may not take off it", "grant it the subscriber role"
 
 
-def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_expiring_subscriptions(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """By default an idle subscription is deleted after 31 days, with all its tasks."""
     for each in graph.of_type(SUBSCRIPTION):
         if not may_be(get(each.inputs.get("expirationPolicy"), "ttl"), ""):
@@ -240,7 +240,7 @@ def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Findin
             yield each, "is deleted with all its tasks after 31 days without a worker", hint
 
 
-def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_short_retention(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Subscriptions say how long they keep messages, dead letters no shorter than tasks. The default is 7 days."""
     by_topic: dict[str, float] = {}
     for each in graph.of_type(SUBSCRIPTION):
@@ -287,7 +287,7 @@ def _same_name(grant: Registration, subscription: Registration) -> bool:
 
 def _seconds(value: Any) -> float | None:
     """Return the seconds of `600s`; None if the input is absent, infinity if only the cloud knows it."""
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return math.inf
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)s", value) if isinstance(value, str) else None
     return float(found[1]) if found else None
@@ -312,7 +312,7 @@ METADATA: Final[Mapping[str, re.Pattern[str]]] = {
 https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys"""
 
 
-def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_instances(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Machines have no external address, are shielded, take no SSH keys, and run as an account of their stack."""
     for each in graph.of_type(INSTANCE):
         for interface in items_of(each.inputs.get("networkInterfaces")):
@@ -328,23 +328,23 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             if not may_be(get(shield, key), True):
                 yield each, f"is not shielded: `{key}` is not true", "set `shielded_instance_config`"
         metadata = each.inputs.get("metadata")
-        if not isinstance(metadata, Unknown) and not get(metadata, "block-project-ssh-keys"):
+        if not isinstance(metadata, UnknownValue) and not get(metadata, "block-project-ssh-keys"):
             yield each, "accepts SSH keys of the whole project", "set the metadata `block-project-ssh-keys` to TRUE"
         for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
             form = METADATA.get("ray-*" if key.startswith("ray-") else key)
             if form is None:
                 allowed = ", ".join(f"`{one}`" for one in METADATA)
                 yield each, f"has the metadata `{key}`, allowed are {allowed}", "give it a line in `METADATA`"
-            elif not isinstance(value, Unknown) and not form.fullmatch(str(value)):
+            elif not isinstance(value, UnknownValue) and not form.fullmatch(str(value)):
                 yield each, f"has another value of the metadata `{key}` than `{form.pattern}`", None
         email = get(each.inputs.get("serviceAccount"), "email")
-        if isinstance(email, Unknown) and not graph.behind(each, "serviceAccount", ACCOUNT):
+        if isinstance(email, UnknownValue) and not graph.behind(each, "serviceAccount", ACCOUNT):
             yield each, "runs as an account that is not known before `up`", "make an account for it"
         elif isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
             yield each, f"runs as `{email}`, which is no account of this stack", "make an account for it"
 
 
-def _find_foreign_images(machine: Registration, bounds: Bounds) -> Iterator[Finding]:
+def _find_foreign_images(machine: Registration, bounds: StackBounds) -> Iterator[Finding]:
     boot = get(machine.inputs.get("bootDisk"), "initializeParams")
     if isinstance(get(boot, "snapshot"), str):
         yield machine, "starts from a snapshot", "start from an image"
@@ -357,14 +357,14 @@ def _find_foreign_images(machine: Registration, bounds: Bounds) -> Iterator[Find
         yield machine, f"starts from `{image}`, {allowed}", "write `projects/P/global/images/NAME`"
 
 
-def find_open_addresses(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_addresses(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Reserved addresses are of the subnet; an external one would be a way in."""
     for each in graph.of_type(ADDRESS):
         if not may_be(each.inputs.get("addressType"), "INTERNAL"):
             yield each, "is an external address", 'set `address_type="INTERNAL"`'
 
 
-def find_other_schedules(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_other_schedules(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A resource policy takes snapshots and keeps them in the stack's regions. Others stop and move machines."""
     for each in graph.of_type(SCHEDULE):
         snapshots = each.inputs.get("snapshotSchedulePolicy")
@@ -373,13 +373,13 @@ def find_other_schedules(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             if key not in ("snapshotSchedulePolicy", "deletionPolicy"):
                 yield each, f"has a `{key}`", "take snapshots, and nothing else"
         place = get(get(snapshots, "snapshotProperties"), "storageLocations")
-        if not isinstance(snapshots, Unknown) and not place:
+        if not isinstance(snapshots, UnknownValue) and not place:
             yield each, "does not say where snapshots are kept", "set `storage_locations`"
         elif isinstance(place, str) and bounds.regions is not None and place.lower() not in bounds.regions:
             yield each, f"keeps snapshots in `{place}`, allowed are {', '.join(sorted(bounds.regions))}", None
 
 
-def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_firewalls(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A firewall lets in Google's proxy and the machines of the stack's own range, and nobody else."""
     ranges = PRIVATE if bounds.cidrs is None else [ipaddress.ip_network(each) for each in bounds.cidrs]
     allowed = [ipaddress.ip_network(IAP_RANGE), *ranges]
@@ -396,7 +396,7 @@ def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         for source in items_of(given) or [given]:
             if not source:
                 continue
-            if isinstance(source, Unknown):
+            if isinstance(source, UnknownValue):
                 if not graph.behind(each, "sourceRanges", SUBNET):
                     yield each, "lets in a range that is not known before `up`", "name the range"
             elif not _is_within(source, allowed):
@@ -404,7 +404,7 @@ def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
                 yield each, f"lets in `{source}`, which is not of this stack", hint
 
 
-def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_buckets(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Buckets are closed, keep versions, and say how long what is deleted stays."""
     for each in graph.of_type(BUCKET):
         if not may_be(each.inputs.get("uniformBucketLevelAccess"), True):
@@ -436,12 +436,12 @@ POD_SECURITY: Final = "pod-security.kubernetes.io/enforce"
 """https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
 
 
-def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_wild_claims(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Claims have a size within bounds, and a class that the stack file names."""
     for each in graph.of_type(CLAIM):
         spec = each.inputs.get("spec")
         size = get(get(get(spec, "resources"), "requests"), "storage")
-        if isinstance(size, Unknown):
+        if isinstance(size, UnknownValue):
             continue
         if not isinstance(size, str) or quantity(size) <= 0:
             yield each, "asks for no size", "set `size`"
@@ -454,7 +454,7 @@ def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"has the class `{storage_class}`, allowed are {allowed}", "name it in the stack file"
 
 
-def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+def find_open_namespaces(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """A namespace that we make has a quota and refuses pods with rights on their host; each one in use denies traffic."""
     # A quota with scopes limits some pods only.
     limits = [
@@ -489,7 +489,7 @@ def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def _any_in(resources: Iterable[Registration], provider: str | None, namespace: Any) -> bool:
     """Whether a resource is, or may be, in this namespace of this cluster."""
     return any(
-        each.provider == provider and (isinstance(namespace, Unknown) or may_be(namespace_of(each), namespace))
+        each.provider == provider and (isinstance(namespace, UnknownValue) or may_be(namespace_of(each), namespace))
         for each in resources
     )
 
@@ -497,11 +497,11 @@ def _any_in(resources: Iterable[Registration], provider: str | None, namespace: 
 def _denies(spec: Any) -> bool:
     """Whether a network policy closes, or may close, every pod of its namespace both ways and opens nothing."""
     selector, types = get(spec, "podSelector"), get(spec, "policyTypes")
-    everyone = isinstance(selector, Unknown) or (
+    everyone = isinstance(selector, UnknownValue) or (
         isinstance(selector, Mapping)
-        and not any(value for value in selector.values() if not isinstance(value, Unknown))
+        and not any(value for value in selector.values() if not isinstance(value, UnknownValue))
     )
-    both = isinstance(types, Unknown) or all(
+    both = isinstance(types, UnknownValue) or all(
         any(may_be(each, side) for each in items_of(types)) for side in ("Ingress", "Egress")
     )
     return everyone and both and not items_of(get(spec, "ingress")) and not items_of(get(spec, "egress"))

@@ -15,8 +15,8 @@ from typing import Final
 
 from infra.check.recording import Registration
 from infra.policy import encryption, grants, resources
-from infra.policy.base import UNBOUNDED, Bounds, Graph, Rule
-from infra.settings.model import Settings
+from infra.policy.base import UNBOUNDED, Graph, Rule, StackBounds
+from infra.settings.model import StackSettings
 from infra.settings.stack_rules import find_image_projects
 
 
@@ -65,21 +65,21 @@ RULES: Final[Mapping[str, Rule]] = {
 """Name → rule; the engine prints the name."""
 
 
-def apply_rules(registrations: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
+def apply_rules(registrations: Sequence[Registration], bounds: StackBounds = UNBOUNDED) -> list[Violation]:
     """Return every violation of every rule, in the order of the resources."""
     order = {each.urn: index for index, each in enumerate(registrations)}
     found = [violation for name in RULES for violation in apply_rule(name, registrations, bounds)]
     return sorted(found, key=lambda violation: order[violation.urn])
 
 
-def apply_rule(name: str, registrations: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
+def apply_rule(name: str, registrations: Sequence[Registration], bounds: StackBounds = UNBOUNDED) -> list[Violation]:
     return [
         Violation(rule=name, urn=resource.urn, message=message, hint=hint)
         for resource, message, hint in RULES[name](Graph(registrations), bounds)
     ]
 
 
-def bounds_of(settings: Settings) -> Bounds:
+def bounds_of(settings: StackSettings) -> StackBounds:
     """The bounds that a stack's settings set."""
     regions = {settings.region, *(region for each in settings.registries.values() for region in each.regions)}
     regions |= {region for each in settings.secrets.values() for region in each.regions}
@@ -91,7 +91,7 @@ def bounds_of(settings: Settings) -> Bounds:
     lent = [path for each in settings.registries.values() for path in each.existing.values()]
     lent += [each.existing for each in settings.secrets.values() if each.existing]
     ci = settings.ci
-    return Bounds(
+    return StackBounds(
         protect=settings.protect,
         regions=frozenset(region.lower() for region in regions if region),
         storage_classes=frozenset(claim.storage_class for claim in claims if claim.storage_class),

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from infra.cli import Parser, say, say_json
-from infra.preflight.findings import Finding, Level, Look, fail, guard, guard_all, ok, warn
+from infra.cli import InfraParser, say, say_json
+from infra.preflight.findings import Level, Look, PreflightFinding, fail, guard, guard_all, ok, warn
 from infra.preflight.heads import list_head_looks
 from infra.preflight.names import find_referred, look_at_names, look_for
 from infra.preflight.policies import look_at_policies
 from infra.preflight.quotas import list_pool_looks, look_at_accounts, look_at_quotas, look_at_zone
 from infra.settings.files import find_project_folder, find_stack_file, load_stack_config
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from infra.settings.read import settings_from
 from runtime.stack.google_api import GoogleApi, GoogleUnreachable
 
@@ -33,7 +33,7 @@ _BATCH: Final = 20
 """Services in one request; Google takes 30."""
 
 
-def preflight(settings: Settings, api: GoogleApi | None) -> Iterator[Finding]:
+def preflight(settings: StackSettings, api: GoogleApi | None) -> Iterator[PreflightFinding]:
     """Check everything that can be known before `up`. A stack without Google resources needs no `api`."""
     if api is None or not settings.uses_google:
         yield ok("project", "the stack has no Google resources, so there is nothing to ask")
@@ -53,7 +53,7 @@ def preflight(settings: Settings, api: GoogleApi | None) -> Iterator[Finding]:
     yield from _look_around(settings, api)
 
 
-def _look_around(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def _look_around(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     looks: list[tuple[str, Look]] = [
         ("apis", lambda: _apis(settings, api)),
         ("zones", lambda: look_at_zone(settings, api)),
@@ -82,7 +82,7 @@ exit codes: 0 nothing fails, 2 something does
 
 def main(args: Sequence[str]) -> int:
     """`python -m infra preflight`. Errors are raised."""
-    parser = Parser(
+    parser = InfraParser(
         prog="python -m infra preflight",
         description="Ask a Google project, by reading alone, whether a stack could be made in it.",
         epilog=EXAMPLES,
@@ -108,13 +108,13 @@ def main(args: Sequence[str]) -> int:
     return 2 if any(each.level is Level.FAIL for each in findings) else 0
 
 
-def load_settings(stack: str, folder: Path | None = None) -> Settings:
+def load_settings(stack: str, folder: Path | None = None) -> StackSettings:
     """Read the settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` without this file, and `InvalidSettings`."""
     config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
     return settings_from(stack, config.values, config.secrets, config.written)
 
 
-def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
+def _shown(findings: Iterable[PreflightFinding], output: str) -> Iterator[PreflightFinding]:
     """Print each finding as it arrives, if `output` is text."""
     for finding in findings:
         if output == "text":
@@ -125,11 +125,11 @@ def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
         yield finding
 
 
-def _identity(api: GoogleApi) -> Iterator[Finding]:
+def _identity(api: GoogleApi) -> Iterator[PreflightFinding]:
     yield ok("identity", api.who() or "credentials that do not tell whose they are")
 
 
-def _project(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def _project(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     found = api.find("cloudresourcemanager", f"v3/projects/{settings.project}")
     if found is None:
         yield fail(
@@ -144,7 +144,7 @@ def _project(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
     yield ok("project", f"{settings.project} is active")
 
 
-def _apis(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def _apis(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     from infra.program import find_services
 
     wanted = [f"{service}.googleapis.com" for service in find_services(settings)]

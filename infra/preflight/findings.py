@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class PreflightFinding:
     check: str
     """`apis`, `quota TPU v5e`, `name`, `policy gcp.resourceLocations` …"""
     level: Level
@@ -29,22 +29,22 @@ class Finding:
     fix: str | None = None
 
 
-Look = Callable[[], Iterable[Finding]]
+Look = Callable[[], Iterable[PreflightFinding]]
 
 
-def ok(check: str, message: str) -> Finding:
-    return Finding(check=check, level=Level.OK, message=message)
+def ok(check: str, message: str) -> PreflightFinding:
+    return PreflightFinding(check=check, level=Level.OK, message=message)
 
 
-def warn(check: str, message: str, fix: str | None) -> Finding:
-    return Finding(check=check, level=Level.WARN, message=message, fix=fix)
+def warn(check: str, message: str, fix: str | None) -> PreflightFinding:
+    return PreflightFinding(check=check, level=Level.WARN, message=message, fix=fix)
 
 
-def fail(check: str, message: str, fix: str | None) -> Finding:
-    return Finding(check=check, level=Level.FAIL, message=message, fix=fix)
+def fail(check: str, message: str, fix: str | None) -> PreflightFinding:
+    return PreflightFinding(check=check, level=Level.FAIL, message=message, fix=fix)
 
 
-def guard_all(check: str, look: Look) -> Iterator[Finding]:
+def guard_all(check: str, look: Look) -> Iterator[PreflightFinding]:
     """Like `guard`, but an unanswered question is a finding too."""
     try:
         yield from guard(check, look)
@@ -52,7 +52,7 @@ def guard_all(check: str, look: Look) -> Iterator[Finding]:
         yield fail(check, problem.message, problem.hint)
 
 
-def guard(check: str, look: Look) -> Iterator[Finding]:
+def guard(check: str, look: Look) -> Iterator[PreflightFinding]:
     """Yield the findings of `look`; Google's refusal is a finding too."""
     try:
         yield from look()

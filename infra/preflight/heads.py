@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Final
 
 from infra.gcp import machines
-from infra.preflight.findings import Finding, Look, fail, name_nearest, ok, warn
-from infra.settings.model import HeadSettings, Settings
+from infra.preflight.findings import Look, PreflightFinding, fail, name_nearest, ok, warn
+from infra.settings.model import HeadSettings, StackSettings
 from infra.settings.rules import BOOT_IMAGE
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 
@@ -16,13 +16,15 @@ _GONE: Final = frozenset({"OBSOLETE", "DELETED"})
 """States in which Google makes no machine of a type or an image. DEPRECATED is a warning of Google's."""
 
 
-def list_head_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
+def list_head_looks(settings: StackSettings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
     """Yield `head HEAD` and the check of its machine and image."""
     for name, head in settings.heads.items():
         yield f"head {name}", partial(_look_at_head, settings, f"head {name}", head, api)
 
 
-def _look_at_head(settings: Settings, check: str, head: HeadSettings, api: GoogleApi) -> Iterator[Finding]:
+def _look_at_head(
+    settings: StackSettings, check: str, head: HeadSettings, api: GoogleApi
+) -> Iterator[PreflightFinding]:
     where = f"compute/v1/projects/{settings.project}/zones/{settings.zone}/machineTypes"
     machine = api.find("compute", f"{where}/{head.machine_type}")
     if machine is not None:
@@ -53,7 +55,7 @@ def _list_names(where: str, api: GoogleApi) -> list[str]:
         return []
 
 
-def _judge(check: str, thing: str, answer: Mapping[str, Any], instead: str) -> Finding:
+def _judge(check: str, thing: str, answer: Mapping[str, Any], instead: str) -> PreflightFinding:
     state = str(answer.get("deprecated", {}).get("state", "ACTIVE"))
     if state in _GONE:
         return fail(check, f"{thing} is {state.lower()}, and Google makes no machine of it", f"take {instead}")
@@ -69,7 +71,9 @@ def _successor(image: Mapping[str, Any]) -> str:
     )
 
 
-def _fits(check: str, head: HeadSettings, image: Mapping[str, Any], machine: Mapping[str, Any]) -> Iterator[Finding]:
+def _fits(
+    check: str, head: HeadSettings, image: Mapping[str, Any], machine: Mapping[str, Any]
+) -> Iterator[PreflightFinding]:
     # Google leaves the architecture out of old images, which are for x86.
     wanted = str(machine.get("architecture") or machines.family_of(head.machine_type).architecture)
     have = str(image.get("architecture") or machines.X86)

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
-from infra.preflight.findings import Finding, fail, guard_all, ok, warn
+from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
 from infra.render.firewalls import list_openings
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedName:
     """A name that the stack would take."""
 
     what: str
@@ -26,16 +26,16 @@ class Wanted:
     adoptable: bool = False
 
 
-def list_wanted(settings: Settings) -> Iterator[Wanted]:
+def list_wanted(settings: StackSettings) -> Iterator[PlannedName]:
     """Yield every name that `up` would take in the project."""
     project, names = f"projects/{settings.project}", Names(stack=settings.stack, project=settings.project)
     for queue in settings.queues:
         for what, name in (("topic", names.topic(queue)), ("subscription", names.subscription(queue))):
             for taken in (name, names.dead_letters(queue)):
-                yield Wanted(what, taken, "pubsub", f"v1/{project}/{what}s/{taken}")
+                yield PlannedName(what, taken, "pubsub", f"v1/{project}/{what}s/{taken}")
     if settings.records is not None:
         name = settings.records.bucket or names.bucket("records")
-        yield Wanted("bucket", name, "storage", f"storage/v1/b/{name}", adoptable=True)
+        yield PlannedName("bucket", name, "storage", f"storage/v1/b/{name}", adoptable=True)
     for registry, each in settings.registries.items():
         name = each.repository or names.repository(registry)
         for region in each.regions or (settings.region or "",):
@@ -43,22 +43,22 @@ def list_wanted(settings: Settings) -> Iterator[Wanted]:
                 caches = [names.repository(f"{registry}-cache")] if each.pull_through is not None else []
                 for made in (name, *caches):
                     path = f"v1/{project}/locations/{region}/repositories/{made}"
-                    yield Wanted(f"repository in {region}", made, "artifactregistry", path)
+                    yield PlannedName(f"repository in {region}", made, "artifactregistry", path)
     for secret, wanted in settings.secrets.items():
         if wanted.existing is None:
             name = names.secret(secret)
-            yield Wanted("secret", name, "secretmanager", f"v1/{project}/secrets/{name}")
+            yield PlannedName("secret", name, "secretmanager", f"v1/{project}/secrets/{name}")
     yield from _wanted_identities(settings, names)
     if settings.network is not None and settings.network.subnet is None:
         name = names.network()
-        yield Wanted("network", name, "compute", f"compute/v1/{project}/global/networks/{name}")
+        yield PlannedName("network", name, "compute", f"compute/v1/{project}/global/networks/{name}")
     for head in settings.heads:
         name = names.head(head)
         path = f"compute/v1/{project}/zones/{settings.zone}/instances/{name}"
-        yield Wanted("machine", name, "compute", path)
+        yield PlannedName("machine", name, "compute", path)
 
 
-def _wanted_identities(settings: Settings, names: Names) -> Iterator[Wanted]:
+def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[PlannedName]:
     from infra.program import find_roles
 
     project = f"projects/{settings.project}"
@@ -67,18 +67,18 @@ def _wanted_identities(settings: Settings, names: Names) -> Iterator[Wanted]:
     pipeline = ["deployer", "previewer"] if settings.ci is not None else []
     for role in [*roles, *pipeline]:
         path = f"v1/{project}/serviceAccounts/{names.account_email(role)}"
-        yield Wanted("service account", names.account(role), "iam", path)
+        yield PlannedName("service account", names.account(role), "iam", path)
     made = [f"{head}-{role}" for head in settings.heads for role in ("head", "reaper")]
     for role in [*made, *pipeline]:
         name = names.role(role)
-        yield Wanted("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
+        yield PlannedName("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
     if settings.ci is not None and settings.ci.pool is None:
         name = names.identity_pool()
         path = f"v1/{project}/locations/global/workloadIdentityPools/{name}"
-        yield Wanted("identity pool", name, "iam", path, adoptable=True)
+        yield PlannedName("identity pool", name, "iam", path, adoptable=True)
 
 
-def look_at_names(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def look_at_names(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     free = total = 0
     for wanted in list_wanted(settings):
         total += 1
@@ -92,7 +92,7 @@ def look_at_names(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         yield ok("names", f"{free} of {total} are free")
 
 
-def _look_up(settings: Settings, wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
+def _look_up(settings: StackSettings, wanted: PlannedName, api: GoogleApi) -> Iterator[PreflightFinding]:
     """Yield nothing if the name is free."""
     check = f"name {wanted.name}"
     thing = f"{wanted.what} `{wanted.name}`"
@@ -127,7 +127,7 @@ def _look_up(settings: Settings, wanted: Wanted, api: GoogleApi) -> Iterator[Fin
         yield warn(check, f"{thing} is there: fine if an earlier `up` of this stack made it, else `up` fails", fix)
 
 
-def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
+def _owner(found: Mapping[str, Any], settings: StackSettings) -> str | None:
     """Return the stack that made `found`, by its labels, or by its description if the kind has no labels."""
     borne = found.get("labels", {})
     if borne.get(MANAGED_BY) == MAKER:
@@ -139,29 +139,29 @@ def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
     return settings.stack if ours & set(re.findall(r"[\w-]+", said)) else None
 
 
-def find_referred(settings: Settings) -> Iterator[Wanted]:
+def find_referred(settings: StackSettings) -> Iterator[PlannedName]:
     """Yield the resources that the stack uses and another stack makes."""
     for registry in settings.registries.values():
         for existing in registry.existing.values():
-            yield Wanted("repository", existing, "artifactregistry", f"v1/{existing}")
+            yield PlannedName("repository", existing, "artifactregistry", f"v1/{existing}")
     for secret in settings.secrets.values():
         if secret.existing is not None:
-            yield Wanted("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
+            yield PlannedName("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
     if settings.ci is not None and settings.ci.pool is not None:
-        yield Wanted("identity pool", settings.ci.pool, "iam", f"v1/{settings.ci.pool}")
+        yield PlannedName("identity pool", settings.ci.pool, "iam", f"v1/{settings.ci.pool}")
     subnet = settings.network.subnet if settings.network is not None else None
     if subnet is not None:
         path = subnet[subnet.index("projects/") :] if "projects/" in subnet else subnet
-        yield Wanted("subnet", path, "compute", f"compute/v1/{path}")
+        yield PlannedName("subnet", path, "compute", f"compute/v1/{path}")
     if settings.host_project is not None:
         names = Names(stack=settings.stack, project=settings.project)
         for head in settings.heads:
             for rule in list_openings(None):
                 path = f"projects/{settings.host_project}/global/firewalls/{names.firewall(f'{head}-{rule.purpose}')}"
-                yield Wanted("firewall", path, "compute", f"compute/v1/{path}")
+                yield PlannedName("firewall", path, "compute", f"compute/v1/{path}")
 
 
-def look_for(wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
+def look_for(wanted: PlannedName, api: GoogleApi) -> Iterator[PreflightFinding]:
     check = f"uses {wanted.what}"
     found = api.find(wanted.service, wanted.path)
     if found is None or found.get("state") == "DELETED":
@@ -173,7 +173,7 @@ def look_for(wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
         yield ok(check, f"{wanted.name} is there")
 
 
-def _deleted_buckets(settings: Settings, bucket: str, api: GoogleApi) -> Iterator[Finding]:
+def _deleted_buckets(settings: StackSettings, bucket: str, api: GoogleApi) -> Iterator[PreflightFinding]:
     found = api.pages("storage", "storage/v1/b", "items", project=settings.project, softDeleted="true", prefix=bucket)
     for each in found:
         if each.get("name") == bucket:

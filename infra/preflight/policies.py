@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from infra.preflight.findings import Finding, fail, guard_all, ok, warn
-from infra.settings.model import Settings
+from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
+from infra.settings.model import StackSettings
 from runtime.stack.google_api import GoogleApi
 
 GITHUB_TOKENS: Final = "https://token.actions.githubusercontent.com"
 """Issuer of the identities of hosted pipelines."""
 
-Judge: TypeAlias = Callable[[str, Mapping[str, Any], Settings], Finding]
+Judge: TypeAlias = Callable[[str, Mapping[str, Any], StackSettings], PreflightFinding]
 """(check, the policy's spec, settings) → finding."""
 
 _EXCEPTION: Final = "ask an administrator of the organisation for an exception for this project"
 
 
-def look_at_policies(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def look_at_policies(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     rules: list[tuple[str, Judge]] = [
         ("gcp.resourceLocations", _locations),
         ("iam.allowedPolicyMemberDomains", _domains),
@@ -40,7 +40,9 @@ def look_at_policies(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         yield from guard_all(check, partial(_look, check, constraint, judge, settings, api))
 
 
-def _look(check: str, constraint: str, judge: Judge, settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def _look(
+    check: str, constraint: str, judge: Judge, settings: StackSettings, api: GoogleApi
+) -> Iterator[PreflightFinding]:
     path = f"v2/projects/{settings.project}/policies/{constraint}:getEffectivePolicy"
     yield judge(check, api.get("orgpolicy", path).get("spec", {}), settings)
 
@@ -80,7 +82,7 @@ def _enforced(spec: Mapping[str, Any]) -> bool:
     return any(rule.get("enforce") for rule in spec.get("rules", ()) if "condition" not in rule)
 
 
-def _locations(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _locations(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     policy = _read_list(spec)
     wanted = sorted(set(_locations_of(settings)))
     if policy.free:
@@ -92,7 +94,7 @@ def _locations(check: str, spec: Mapping[str, Any], settings: Settings) -> Findi
     return ok(check, f"{', '.join(wanted)} is allowed")
 
 
-def _locations_of(settings: Settings) -> Iterator[str]:
+def _locations_of(settings: StackSettings) -> Iterator[str]:
     if settings.region:
         yield settings.region
     if settings.records is not None and settings.records.location:
@@ -115,7 +117,7 @@ def _names_of_place(place: str) -> set[str]:
     return {place} | {f"in:{group}-locations" for group in groups}
 
 
-def _domains(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _domains(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     policy = _read_list(spec)
     people = (*settings.access.operators, *settings.access.researchers)
     if policy.free:
@@ -129,7 +131,7 @@ def _domains(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding
     return warn(check, text, f"see that these are the customers behind the domains, or {_EXCEPTION}")
 
 
-def _federation(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _federation(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     policy = _read_list(spec)
     if policy.free:
         return ok(check, "identities of any provider may come in")
@@ -138,19 +140,19 @@ def _federation(check: str, spec: Mapping[str, Any], settings: Settings) -> Find
     return ok(check, "the pipeline's identities may come in")
 
 
-def _no_accounts(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _no_accounts(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     if _enforced(spec):
         return fail(check, "no service account may be made, and the stack makes one for each role", _EXCEPTION)
     return ok(check, "service accounts may be made")
 
 
-def _os_login(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _os_login(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     if _enforced(spec):
         return fail(check, "machines take no keys of their own, and a head reaches its TPU nodes with one", _EXCEPTION)
     return ok(check, "not required")
 
 
-def _images(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _images(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     policy = _read_list(spec)
     projects = sorted({_image_project(head.boot_image, settings.project or "") for head in settings.heads.values()})
     if policy.free:
@@ -167,6 +169,6 @@ def _image_project(image: str, project: str) -> str:
     return found[0] if found else f"projects/{project}"
 
 
-def _addresses(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
+def _addresses(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
     free = _read_list(spec).free
     return ok(check, "allowed, and not used" if free else "restricted, and no machine of the stack has one")

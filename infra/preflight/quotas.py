@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from infra.gcp.machines import disk_types
-from infra.preflight.findings import Finding, Look, fail, guard_all, name_nearest, ok, warn
-from infra.settings.model import Capacity, HeadSettings, PoolSettings, Settings
+from infra.preflight.findings import Look, PreflightFinding, fail, guard_all, name_nearest, ok, warn
+from infra.settings.model import HeadSettings, StackSettings, TpuCapacity, TpuPoolSettings
 from runtime.stack.google_api import GoogleApi
 
 ACCOUNTS_LIMIT: Final = 100
@@ -27,7 +27,7 @@ _DISKS: Final = {
 """First word of a disk type → check and metrics."""
 
 
-def look_at_quotas(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def look_at_quotas(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     needs = list(_compute_needs(settings))
     if not needs:
         return
@@ -50,7 +50,7 @@ def look_at_quotas(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
             yield ok(f"quota {check}", text)
 
 
-def _compute_needs(settings: Settings) -> Iterator[tuple[str, tuple[str, ...], float, str]]:
+def _compute_needs(settings: StackSettings) -> Iterator[tuple[str, tuple[str, ...], float, str]]:
     heads = settings.heads.values()
     by_family: dict[str, int] = {}
     for head in heads:
@@ -82,7 +82,7 @@ def _limits(answer: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {each["metric"]: (each.get("limit", 0.0), each.get("usage", 0.0)) for each in answer.get("quotas", ())}
 
 
-def look_at_accounts(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def look_at_accounts(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     from infra.program import find_roles
 
     wanted = len(find_roles(settings)) + 2 * len(settings.heads) + 2 * (settings.ci is not None)
@@ -95,7 +95,7 @@ def look_at_accounts(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         yield ok("quota service accounts", text)
 
 
-def look_at_zone(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+def look_at_zone(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     if not settings.zone or not settings.heads:
         return
     zone = api.find("compute", f"compute/v1/projects/{settings.project}/zones/{settings.zone}")
@@ -111,7 +111,7 @@ def look_at_zone(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         yield ok("zone", f"{settings.zone} is up")
 
 
-def list_pool_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
+def list_pool_looks(settings: StackSettings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
     """Yield `pool HEAD.POOL` and the check of its hardware and quota."""
     for head_name, head in settings.heads.items():
         for pool_name, pool in head.pools.items():
@@ -119,7 +119,9 @@ def list_pool_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, L
             yield f"pool {label}", partial(_look_at_pool, settings, label, pool, api)
 
 
-def _look_at_pool(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi) -> Iterator[Finding]:
+def _look_at_pool(
+    settings: StackSettings, label: str, pool: TpuPoolSettings, api: GoogleApi
+) -> Iterator[PreflightFinding]:
     where = f"v2/projects/{settings.project}/locations/{settings.zone}"
     types = [each.get("type", "") for each in api.pages("tpu", f"{where}/acceleratorTypes", "acceleratorTypes")]
     check = f"pool {label}"
@@ -137,10 +139,12 @@ def _look_at_pool(settings: Settings, label: str, pool: PoolSettings, api: Googl
     yield from guard_all(f"quota {label}", partial(_tpu_quota, settings, label, pool, api))
 
 
-def _tpu_quota(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi) -> Iterator[Finding]:
+def _tpu_quota(
+    settings: StackSettings, label: str, pool: TpuPoolSettings, api: GoogleApi
+) -> Iterator[PreflightFinding]:
     family, _, size_text = pool.accelerator.rpartition("-")
     size = int(size_text)
-    kind = "preemptible" if pool.capacity in (Capacity.PREEMPTIBLE, Capacity.SPOT) else pool.capacity.value
+    kind = "preemptible" if pool.capacity in (TpuCapacity.PREEMPTIBLE, TpuCapacity.SPOT) else pool.capacity.value
     path = f"v1beta1/projects/{settings.project}/services/tpu.googleapis.com/consumerQuotaMetrics"
     found = [
         limit
@@ -179,7 +183,7 @@ def _is_quota_of(metric: Mapping[str, Any], family: str, kind: str) -> bool:
     return marks.get(kind, not any(marks.values()))
 
 
-def _limit_in(limit: Mapping[str, Any], settings: Settings) -> int | None:
+def _limit_in(limit: Mapping[str, Any], settings: StackSettings) -> int | None:
     """Return the project's limit in the stack's zone, for which the API has -1 if there is none."""
     own, general = None, None
     for bucket in limit.get("quotaBuckets", ()):

@@ -13,9 +13,9 @@ import yaml
 
 from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render import units
-from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, cpus_per_host, memory_per_host, partial_url
+from infra.render.cluster import HEAD_TYPE, RayCluster, chips_per_host, cpus_per_host, memory_per_host, partial_url
 from infra.render.startup import node_metadata
-from infra.settings.model import Capacity, MachineSettings, PoolSettings
+from infra.settings.model import MachineSettings, TpuCapacity, TpuPoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import pool_resource
 
@@ -35,7 +35,7 @@ _HEADER: Final = """\
 """
 
 
-def render_autoscaler(cluster: Cluster) -> str:
+def render_autoscaler(cluster: RayCluster) -> str:
     """Render the file; equal clusters have equal text."""
     header = _HEADER.format(name=cluster.name, stack=cluster.stack)
     return header + yaml.dump(
@@ -43,7 +43,7 @@ def render_autoscaler(cluster: Cluster) -> str:
     )
 
 
-def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
+def autoscaler_fields(cluster: RayCluster) -> dict[str, Any]:
     if HEAD_TYPE in cluster.pools:
         raise InvalidValue("pool", HEAD_TYPE, "any other name: this one is the head's own type")
     return {
@@ -82,7 +82,7 @@ def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _head_type(cluster: Cluster) -> dict[str, Any]:
+def _head_type(cluster: RayCluster) -> dict[str, Any]:
     """Return the head's node type, which Ray needs to know; Ray makes no node of it and places no work on the head."""
     return {
         "min_workers": 0,
@@ -92,7 +92,7 @@ def _head_type(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _pool_types(cluster: Cluster) -> dict[str, Any]:
+def _pool_types(cluster: RayCluster) -> dict[str, Any]:
     """Return the pools' node types; those with equal settings share one metadata object, which YAML writes once."""
     known: list[tuple[MachineSettings, dict[str, str]]] = []
     types = {}
@@ -106,7 +106,7 @@ def _pool_types(cluster: Cluster) -> dict[str, Any]:
     return types
 
 
-def _pool_type(cluster: Cluster, name: str, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
+def _pool_type(cluster: RayCluster, name: str, pool: TpuPoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
     return {
         "min_workers": pool.min,
         "max_workers": pool.max,
@@ -124,7 +124,7 @@ def _pool_type(cluster: Cluster, name: str, pool: PoolSettings, metadata: dict[s
     }
 
 
-def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
+def _node_config(cluster: RayCluster, pool: TpuPoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
     """Body of the TPU API's `nodes.create`."""
     scheduling = _scheduling(pool)
     return {
@@ -145,7 +145,7 @@ def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str])
     }
 
 
-def _node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]:
+def _node_metadata(cluster: RayCluster, machine: MachineSettings) -> dict[str, str]:
     return {
         # OS Login ignores keys in the metadata, and this node admits only the head.
         "enable-oslogin": "FALSE",
@@ -156,15 +156,15 @@ def _node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]
     }
 
 
-def _scheduling(pool: PoolSettings) -> dict[str, Any]:
+def _scheduling(pool: TpuPoolSettings) -> dict[str, Any]:
     match pool.capacity:
-        case Capacity.PREEMPTIBLE:
+        case TpuCapacity.PREEMPTIBLE:
             return {"preemptible": True}
-        case Capacity.SPOT:
+        case TpuCapacity.SPOT:
             return {"spot": True}
-        case Capacity.RESERVED:
+        case TpuCapacity.RESERVED:
             return {"reserved": True, **({"reservationName": pool.reservation} if pool.reservation else {})}
-        case Capacity.ON_DEMAND:
+        case TpuCapacity.ON_DEMAND:
             return {}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from infra.gcp.catalog import TpuHost, find_tpu_host
-from infra.settings.model import ContainerSettings, MachineSettings, PoolSettings
+from infra.settings.model import ContainerSettings, MachineSettings, TpuPoolSettings
 from runtime.errors import InvalidValue
 from runtime.tpu_shapes import find_shape
 
@@ -44,7 +44,7 @@ class SecretReference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class RayCluster:
     name: str
     """Ray's name of the cluster."""
     key: str
@@ -61,7 +61,7 @@ class Cluster:
     """Self-link or partial URL, like the subnet."""
     subnet: str
     node_email: str
-    pools: Mapping[str, PoolSettings]
+    pools: Mapping[str, TpuPoolSettings]
     secrets: tuple[SecretReference, ...] = ()
     idle_minutes: int = 10
     budgets: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Cluster:
     def max_workers(self) -> int:
         return sum(pool.max for pool in self.pools.values())
 
-    def machine_of(self, pool: PoolSettings) -> MachineSettings:
+    def machine_of(self, pool: TpuPoolSettings) -> MachineSettings:
         """Return the settings of a pool's nodes, with those of the head that the pool leaves out."""
         ours, its = self.machine, pool.container
         return MachineSettings(
@@ -98,19 +98,19 @@ def chips_per_host(accelerator: str) -> int:
     return shape[1]
 
 
-def cpus_per_host(pool: PoolSettings) -> int:
+def cpus_per_host(pool: TpuPoolSettings) -> int:
     """Return the CPUs that Ray hands out on each host: half of the host's, so that tasks do not get too little, if the
     pool names no number."""
     return _host(pool).vcpus // 2 if pool.cpus is None else pool.cpus
 
 
-def memory_per_host(pool: PoolSettings) -> int:
+def memory_per_host(pool: TpuPoolSettings) -> int:
     """Return the bytes that Ray hands out on each host. Without the number Ray makes no node for a task that asks for
     memory until it has seen a first one."""
     return int(_host(pool).memory_gib * _TASKS_SHARE) * 1024**3
 
 
-def _host(pool: PoolSettings) -> TpuHost:
+def _host(pool: TpuPoolSettings) -> TpuHost:
     host = find_tpu_host(pool.accelerator)
     if host is None:
         raise InvalidValue("accelerator", pool.accelerator, "a type of TPU that infra/gcp/catalog.py has")

@@ -14,8 +14,8 @@ from typing import Final
 
 from infra.machine.head_agent import AUTOSCALER_KEY, MANIFEST_KEY
 from infra.render import units
-from infra.render.cluster import PORTS, Cluster, cpus_per_host
-from infra.settings.model import MachineSettings, PoolSettings
+from infra.render.cluster import PORTS, RayCluster, cpus_per_host
+from infra.settings.model import MachineSettings, TpuPoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import ClusterOutput, RecordsOutput, StackOutputs, encode_outputs
 
@@ -42,12 +42,12 @@ def render_machine() -> str:
     return resources.files("infra.machine").joinpath("head_agent.py").read_text(encoding="utf-8")
 
 
-def render_settings(cluster: Cluster) -> str:
+def render_settings(cluster: RayCluster) -> str:
     secrets = [{"env": each.env, "resource": each.resource} for each in sorted(cluster.secrets, key=lambda s: s.env)]
     return _json({"cluster": cluster.name, "image": cluster.image, "secrets": secrets})
 
 
-def render_contract(cluster: Cluster, config_sha256: str) -> str:
+def render_contract(cluster: RayCluster, config_sha256: str) -> str:
     """Render the part of the stack's contract that the commands on the head need, so that they look for no other."""
     outputs = StackOutputs(
         stack=cluster.stack,
@@ -73,7 +73,7 @@ def render_contract(cluster: Cluster, config_sha256: str) -> str:
     return encode_outputs(outputs) + "\n"
 
 
-def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
+def pool_outputs(pools: Mapping[str, TpuPoolSettings]) -> dict[str, object]:
     """Return the pools in the contract's form."""
     return {
         name: {
@@ -89,7 +89,7 @@ def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
     }
 
 
-def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[InstalledFile]:
+def head_files(cluster: RayCluster, autoscaler: str, config_sha256: str) -> list[InstalledFile]:
     reaper, reaper_timer = units.render_reaper(cluster)
     return [
         *_shared_files(cluster, cluster.machine),
@@ -106,7 +106,7 @@ def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[In
     ]
 
 
-def _keep_files(cluster: Cluster) -> list[InstalledFile]:
+def _keep_files(cluster: RayCluster) -> list[InstalledFile]:
     if cluster.records is None:
         return []
     keep, timer = units.render_keep(cluster)
@@ -116,7 +116,7 @@ def _keep_files(cluster: Cluster) -> list[InstalledFile]:
     ]
 
 
-def _buffer_files(cluster: Cluster) -> list[InstalledFile]:
+def _buffer_files(cluster: RayCluster) -> list[InstalledFile]:
     if not any(pool.buffer for pool in cluster.pools.values()):
         return []
     service, timer = units.render_buffer(cluster)
@@ -126,7 +126,7 @@ def _buffer_files(cluster: Cluster) -> list[InstalledFile]:
     ]
 
 
-def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict[str, str]:
+def head_metadata(cluster: RayCluster, autoscaler: str, config_sha256: str) -> dict[str, str]:
     """Render the head's metadata: the boot script, the autoscaler file, and the other files, each under its key.
 
     Raises `InvalidValue` for a text that is too long for the metadata.
@@ -149,7 +149,7 @@ def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict
     return metadata
 
 
-def node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]:
+def node_metadata(cluster: RayCluster, machine: MachineSettings) -> dict[str, str]:
     service = _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster, machine))
     return {STARTUP_KEY: render_node_script(), **_as_metadata([*_shared_files(cluster, machine), service])}
 
@@ -260,7 +260,7 @@ start_unit() {{
 """
 
 
-def _shared_files(cluster: Cluster, machine: MachineSettings) -> list[InstalledFile]:
+def _shared_files(cluster: RayCluster, machine: MachineSettings) -> list[InstalledFile]:
     secrets, secrets_timer = units.render_secrets(cluster)
     start = units.render_start_script(cluster, machine)
     return [

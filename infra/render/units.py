@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from infra.render.cluster import PORTS, Cluster
+from infra.render.cluster import PORTS, RayCluster
 from infra.settings.model import MachineSettings
 
 MACHINE: Final = "/opt/runtime-ray/machine.py"
@@ -51,7 +51,7 @@ TimeoutStopSec=90
 LimitMEMLOCK=infinity"""
 
 
-def render_head_service(cluster: Cluster) -> str:
+def render_head_service(cluster: RayCluster) -> str:
     run = _docker_run(
         f"--shm-size={cluster.machine.container.shm_size or '8g'}",
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
@@ -83,7 +83,7 @@ def render_head_service(cluster: Cluster) -> str:
     )
 
 
-def render_node_service(cluster: Cluster, settings: MachineSettings) -> str:
+def render_node_service(cluster: RayCluster, settings: MachineSettings) -> str:
     run = _docker_run(
         # TPUs are devices of the host, and libtpu locks its buffers into memory.
         "--privileged",
@@ -142,7 +142,7 @@ echo "${{now}}" >"${{SETUP}}.done"
 """
 
 
-def render_watch_service(cluster: Cluster) -> str:
+def render_watch_service(cluster: RayCluster) -> str:
     return _service(
         f"Applies new settings of Ray cluster {cluster.name}",
         f"""\
@@ -154,7 +154,7 @@ def render_watch_service(cluster: Cluster) -> str:
     )
 
 
-def render_reaper(cluster: Cluster) -> tuple[str, str]:
+def render_reaper(cluster: RayCluster) -> tuple[str, str]:
     """Render the service that removes dead nodes, and its timer."""
     title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
     service = _runtime(
@@ -169,7 +169,7 @@ def render_reaper(cluster: Cluster) -> tuple[str, str]:
     return service, _timer(title, first="3min", every="45s", exact=True)
 
 
-def render_keep(cluster: Cluster) -> tuple[str, str]:
+def render_keep(cluster: RayCluster) -> tuple[str, str]:
     """Render the service that takes up the jobs that a lost driver or head left, and its timer."""
     title = f"Takes up jobs of Ray cluster {cluster.name} that lost their driver"
     address = f"http://127.0.0.1:{PORTS['dashboard']}"
@@ -184,7 +184,7 @@ def render_keep(cluster: Cluster) -> tuple[str, str]:
     return service, _timer(title, first="30s", every="60s")
 
 
-def render_buffer(cluster: Cluster) -> tuple[str, str]:
+def render_buffer(cluster: RayCluster) -> tuple[str, str]:
     """Render the service that asks Ray for the idle nodes of the pools' buffers, and its timer.
 
     The command runs in Ray's own container, so the service has no image of its own: it may start while Ray runs, and an
@@ -200,7 +200,7 @@ def render_buffer(cluster: Cluster) -> tuple[str, str]:
 
 
 def _runtime(
-    title: str, words: str, *options: str, name: str, cluster: Cluster, longest_s: int = _LONGEST_RUN_S
+    title: str, words: str, *options: str, name: str, cluster: RayCluster, longest_s: int = _LONGEST_RUN_S
 ) -> str:
     """Render a service that runs a command of this package once, in the cluster's image and with the head's contract."""
     run = " ".join(
@@ -216,14 +216,14 @@ def _runtime(
     return _oneshot(title, run, before=f"-/usr/bin/docker rm --force {name}", longest_s=longest_s)
 
 
-def render_secrets(cluster: Cluster) -> tuple[str, str]:
+def render_secrets(cluster: RayCluster) -> tuple[str, str]:
     """Render the service that fetches the secrets again, and its timer."""
     title = f"Fetches the secrets of Ray cluster {cluster.name} again"
     service = _oneshot(title, f"{MACHINE} secrets", needs_docker=False)
     return service, _timer(title, first="15min", every="15min")
 
 
-def render_start_script(cluster: Cluster, settings: MachineSettings) -> str:
+def render_start_script(cluster: RayCluster, settings: MachineSettings) -> str:
     """Render the container's script for heads and nodes: it exports secrets and variables, and starts Ray in the foreground."""
     # The names are those of variables, and the values are quoted for a shell.
     variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.variables.items()))
@@ -291,7 +291,7 @@ tail --follow=name --retry --lines=+1 --quiet --pid="$$" "${RUNTIME_SESSION}"/lo
 """
 
 
-def _logs(cluster: Cluster) -> str:
+def _logs(cluster: RayCluster) -> str:
     return _CLOUD_LOGS.format(project=shlex.quote(cluster.project)) if cluster.cloud_logging else _LOCAL_LOGS
 
 
@@ -299,7 +299,7 @@ def _options(names: Mapping[str, str], *, indent: int = 2) -> str:
     return "\n".join(f"{' ' * indent}--{option}={PORTS[port]}" for option, port in names.items())
 
 
-def _docker_run(*options: str, cluster: Cluster, settings: MachineSettings, machine: str) -> str:
+def _docker_run(*options: str, cluster: RayCluster, settings: MachineSettings, machine: str) -> str:
     # Folders, not files: the container would keep seeing the old file after a replacement.
     volumes = (
         "--volume=/run/runtime-ray:/run/runtime-ray:ro --volume=/opt/runtime-ray:/opt/runtime-ray:ro "

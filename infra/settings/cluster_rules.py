@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from infra.settings.model import ClaimSettings, KubernetesSettings, NamespaceSettings
+from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings
 from infra.settings.problems import find_misformed as _form
 from infra.settings.problems import find_repeated as _repeated
 from infra.settings.problems import find_unknown as _choice
@@ -41,7 +41,7 @@ _QUOTA: Final = re.compile(
 _LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
 
 
-def find_cluster_problems(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
+def find_cluster_problems(cluster: KubernetesAccess, path: str) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
         yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
     yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")

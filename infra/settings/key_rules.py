@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from infra.settings.problems import wrong
 from runtime.schema import Problem, join
 
@@ -26,7 +26,7 @@ _LARGER_PLACES: Final = ("us", "europe", "asia")
 https://cloud.google.com/compute/docs/disks/customer-managed-encryption"""
 
 
-def find_form_problems(settings: Settings, path: str) -> Iterator[Problem]:
+def find_form_problems(settings: StackSettings, path: str) -> Iterator[Problem]:
     where, key = join(path, "kms_key"), settings.kms_key
     if key is None:
         return
@@ -41,7 +41,7 @@ def find_form_problems(settings: Settings, path: str) -> Iterator[Problem]:
         yield wrong(where, key, f"{_FORM}, with the project's id", "`gcloud projects describe` prints it")
 
 
-def find_key_problems(settings: Settings) -> Iterator[Problem]:
+def find_key_problems(settings: StackSettings) -> Iterator[Problem]:
     """Find a key that nothing uses, and parts that are in another place than the key."""
     found = KEY.fullmatch(settings.kms_key or "")
     if found is None:
@@ -66,7 +66,7 @@ def find_key_problems(settings: Settings) -> Iterator[Problem]:
             )
 
 
-def _places(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _places(settings: StackSettings) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each part with the locations of keys that fit it. Topics take a key of any location."""
     region = settings.region or ""
     if settings.records is not None:

@@ -13,7 +13,7 @@ NAMESPACE: Final = "research-runtime"
 """The project's name, and so the prefix of our keys in a stack file."""
 
 
-class Capacity(StrEnum):
+class TpuCapacity(StrEnum):
     """How Google lends a TPU."""
 
     PREEMPTIBLE = "preemptible"
@@ -96,7 +96,7 @@ class RegistrySettings:
         return [each for each in dict.fromkeys(self.regions or (default,)) if each not in self.existing]
 
 
-class Attempts(StrEnum):
+class AttemptAccess(StrEnum):
     """The attempts of tasks that workers give a secret to."""
 
     ALL = "all"
@@ -110,7 +110,7 @@ class SecretSettings:
     env: str
     """Variable that carries the value."""
     readers: tuple[Role, ...] = ()
-    attempts: Attempts | None = None
+    attempts: AttemptAccess | None = None
     """`all` if left out and workers are among the readers."""
     regions: tuple[str, ...] = ()
     """Regions that keep the secret; everywhere by default."""
@@ -143,12 +143,12 @@ class MachineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings(MachineSettings):
+class TpuPoolSettings(MachineSettings):
     accelerator: str
     """`v4-8`, `v5litepod-1` …"""
     runtime_version: str
     """TPU software version, as `gcloud compute tpus tpu-vm versions list` prints them."""
-    capacity: Capacity = Capacity.PREEMPTIBLE
+    capacity: TpuCapacity = TpuCapacity.PREEMPTIBLE
     min: int = 4
     max: int = 1024
     buffer: int = 0
@@ -177,7 +177,7 @@ class HeadSettings(MachineSettings):
     """Days that a daily snapshot of the disk is kept; 0: none is taken."""
     boot_image: str = catalog.BOOT_IMAGE
     """A version, never a family: a family would replace the head on its own day."""
-    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    pools: Mapping[str, TpuPoolSettings] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     """Names of `secrets` that become variables of every process of the cluster."""
     idle_minutes: int = 10
@@ -215,7 +215,7 @@ class NamespaceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesSettings:
+class KubernetesAccess:
     context: str
     """Context in the kubeconfig of the person who runs `up`; the kubeconfig never enters the state."""
     cluster_identifier: str
@@ -278,7 +278,7 @@ class Overrides:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class StackSettings:
     stack: str
     project: str | None = None
     region: str | None = None
@@ -296,7 +296,7 @@ class Settings:
     registries: Mapping[str, RegistrySettings] = field(default_factory=dict)
     secrets: Mapping[str, SecretSettings] = field(default_factory=dict)
     heads: Mapping[str, HeadSettings] = field(default_factory=dict)
-    kubernetes: Mapping[str, KubernetesSettings] = field(default_factory=dict)
+    kubernetes: Mapping[str, KubernetesAccess] = field(default_factory=dict)
     access: AccessSettings = AccessSettings()
     ci: CiSettings | None = None
     alerts: AlertSettings | None = None
@@ -338,5 +338,5 @@ OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
 """Keys of parts that a stack may lack. Pulumi.yaml gives each the default `{}`, so that value means absence."""
 
 
-KEYS: Final = frozenset(each.name for each in fields(Settings)) - {"stack"}
+KEYS: Final = frozenset(each.name for each in fields(StackSettings)) - {"stack"}
 """The top-level keys of a stack file, without our prefix."""

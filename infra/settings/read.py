@@ -1,7 +1,7 @@
 """Reads a stack's settings, and judges settings from stack files and other programs by every rule.
 
 Only this module touches `pulumi.Config`. The engine checks neither misspelt nor nested keys, so `parse_settings` checks
-all keys of a stack file before a resource exists: it returns `Settings`, or raises one `InvalidSettings` that lists every
+all keys of a stack file before a resource exists: it returns `StackSettings`, or raises one `InvalidSettings` that lists every
 problem with the field, the value, the allowed values and a hint.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
-from infra.settings.model import KEYS, NAMESPACE, OPTIONAL_PARTS, Settings
+from infra.settings.model import KEYS, NAMESPACE, OPTIONAL_PARTS, StackSettings
 from infra.settings.rules import find_own_problems
 from infra.settings.stack_rules import find_stack_problems
 from runtime import schema
@@ -32,18 +32,18 @@ _VALUE_KEYS: Final = re.compile(
 )
 
 
-def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
+def parse_settings(stack: str, values: Mapping[str, Any]) -> StackSettings:
     """Check and convert the values of a stack file under our keys (without their prefix).
 
     A value is as YAML reads it, or text as the engine passes it (objects and lists as JSON). Raises
     `InvalidSettings` with every problem.
     """
-    hints = type_hints(Settings)
+    hints = type_hints(StackSettings)
     decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
     if typed_in := _find_typed_secrets(decoded):
         # Reported alone, since any other problem could repeat the value.
         raise InvalidSettings(f"stack `{stack}`", typed_in)
-    reader = SettingsReader()
+    reader = StackFileReader()
     for key in OPTIONAL_PARTS:
         if key in decoded and decoded[key] in ({}, None):
             reader.report(
@@ -52,17 +52,17 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
                 f"write at least one of its keys, or leave `{NAMESPACE}:{key}` out",
             )
             del decoded[key]
-    settings = reader.read_record(Settings, decoded, "", {"stack": stack})
+    settings = reader.read_record(StackSettings, decoded, "", {"stack": stack})
     problems = [*map(_with_place_of_values, reader.problems), *_find_news(settings, reader.problems)]
     if problems:
         raise InvalidSettings(f"stack `{stack}`", problems)
-    assert isinstance(settings, Settings)
+    assert isinstance(settings, StackSettings)
     return settings
 
 
 def _find_news(settings: object, unread: Sequence[Problem]) -> list[Problem]:
     """Judge the readable part, without the problems of the defaults that replace unreadable values."""
-    if not isinstance(settings, Settings):
+    if not isinstance(settings, StackSettings):
         return []
     paths = {problem.path for problem in unread}
     broken = [] if paths.isdisjoint(_PARTS) else find_stack_problems(settings)
@@ -85,7 +85,7 @@ def _with_place_of_values(problem: Problem) -> Problem:
     )
 
 
-def read_settings() -> Settings:
+def read_settings() -> StackSettings:
     """Read the settings of the stack that Pulumi runs now. Raises `InvalidSettings`."""
     import pulumi
     from pulumi.runtime import config as engine
@@ -97,7 +97,7 @@ def read_settings() -> Settings:
 
 def settings_from(
     stack: str, config: Mapping[str, Any], secrets: Collection[str] = (), written: Collection[str] = ()
-) -> Settings:
+) -> StackSettings:
     """Read the settings from a stack's whole configuration, whose keys have their namespace.
 
     `secrets` are the keys with encrypted values; `written` are the keys in the stack file itself, which the engine does
@@ -170,7 +170,7 @@ _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _ENCRYPTED: Final = "is encrypted, and no setting is a secret"
 
 
-class SettingsReader(schema.Reader):
+class StackFileReader(schema.Reader):
     """Reads the values of a stack file. Numbers and booleans may be text, as the engine passes them."""
 
     names: ClassVar[Mapping[Any, str]] = {**schema.Reader.names, str: "a text", Mapping: "an object with keys"}
@@ -247,7 +247,7 @@ class SettingsReader(schema.Reader):
         return super().hint(kind, value)
 
 
-class Checker(SettingsReader):
+class Checker(StackFileReader):
     """Judges the types of values that another program built; converts nothing, and does not enter dataclasses."""
 
     def read(self, kind: Any, value: object, path: str) -> Any:
@@ -360,7 +360,7 @@ def find_problems(value: object, path: str = "") -> list[Problem]:
     found = find_own_problems(value, path)
     for each in fields(value):
         found += _find_nested(getattr(value, each.name), join(path, each.name))
-    if isinstance(value, Settings):
+    if isinstance(value, StackSettings):
         found += find_stack_problems(value)
     return found
 

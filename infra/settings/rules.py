@@ -26,22 +26,22 @@ from infra.settings.model import (
     AccessSettings,
     AlertSettings,
     BudgetSettings,
-    Capacity,
     CiSettings,
     ClaimSettings,
     ContainerSettings,
     HeadSettings,
-    KubernetesSettings,
+    KubernetesAccess,
     NamespaceSettings,
     NetworkSettings,
     Overrides,
-    PoolSettings,
     QueueSettings,
     RecordsSettings,
     RegistrySettings,
     Role,
     SecretSettings,
-    Settings,
+    StackSettings,
+    TpuCapacity,
+    TpuPoolSettings,
 )
 from infra.settings.problems import find_misformed as _form
 from infra.settings.problems import find_out_of_range as _range
@@ -125,7 +125,7 @@ def find_own_problems(value: object, path: str) -> list[Problem]:
     return list(rule(value, path)) if rule else []
 
 
-def _stack(settings: Settings, path: str) -> Iterator[Problem]:
+def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
     is_number = settings.project is not None and settings.project.isdecimal()
     hint = "that is its number; `gcloud projects describe` prints the id" if is_number else None
     allowed = "a project's id: 6 to 30 lower case letters, digits and dashes"
@@ -285,10 +285,10 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
         yield wrong(where, image, "an image for x86 machines", "the name without `arm64` is the one for x86")
 
 
-def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
+def _pool(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
     yield from _accelerator_problems(pool.accelerator, join(path, "accelerator"))
     yield from _software_problems(pool, join(path, "runtime_version"))
-    if pool.capacity is Capacity.RESERVED:
+    if pool.capacity is TpuCapacity.RESERVED:
         yield Problem(
             path=join(path, "capacity"),
             message="is `reserved`, allowed are preemptible, spot, on_demand: Ray's autoscaler makes no reserved nodes",
@@ -328,7 +328,7 @@ def _budget_problems(budgets: Mapping[str, int], path: str) -> Iterator[Problem]
             yield wrong(join(path, person), chips, f"a number of TPU chips, 0 to {_MOST_CHIPS:,}")
 
 
-def _buffer_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:
+def _buffer_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
     if not 0 <= pool.buffer <= pool.max:
         yield wrong(where, pool.buffer, f"0 to `max`, {pool.max}")
     elif pool.buffer and pool.min >= pool.max:
@@ -364,7 +364,7 @@ def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
         yield wrong(where, accelerator, sizes)
 
 
-def _software_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:
+def _software_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
     found = ACCELERATOR.fullmatch(pool.accelerator)
     family = found["family"] if found else None
     known = catalog.TPU_FAMILIES.get(family or "")
@@ -475,16 +475,16 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
 
 
 _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
-    Settings: _stack,
+    StackSettings: _stack,
     NetworkSettings: _network,
     QueueSettings: _queue,
     RecordsSettings: _records,
     RegistrySettings: _registry,
     SecretSettings: _secret,
     HeadSettings: _head,
-    PoolSettings: _pool,
+    TpuPoolSettings: _pool,
     ContainerSettings: find_container_problems,
-    KubernetesSettings: find_cluster_problems,
+    KubernetesAccess: find_cluster_problems,
     NamespaceSettings: find_namespace_problems,
     ClaimSettings: find_claim_problems,
     AccessSettings: _access,
@@ -524,6 +524,6 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
 
 
-def count_machines(settings: Settings) -> int:
+def count_machines(settings: StackSettings) -> int:
     """Return the most machines that a stack may have at a time: its heads, and the maxima of their pools."""
     return sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())

@@ -14,7 +14,7 @@ from infra.gcp import catalog, machines
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
 from infra.settings.key_rules import find_key_problems
-from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
+from infra.settings.model import AccessSettings, HeadSettings, StackSettings, TpuPoolSettings
 from infra.settings.problems import wrong
 from infra.settings.rules import (
     ACCELERATOR,
@@ -33,11 +33,11 @@ from infra.settings.rules import (
 from runtime.schema import Problem, suggest
 
 
-def find_stack_problems(settings: Settings) -> list[Problem]:
+def find_stack_problems(settings: StackSettings) -> list[Problem]:
     return [problem for rule in _RULES for problem in rule(settings)]
 
 
-def _place(settings: Settings) -> Iterator[Problem]:
+def _place(settings: StackSettings) -> Iterator[Problem]:
     if settings.uses_google:
         parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
         users = ", ".join(f"`{part}`" for part in parts if getattr(settings, part))
@@ -55,7 +55,7 @@ def _place(settings: Settings) -> Iterator[Problem]:
         yield Problem(path="zone", message="is not set, and `heads` need it", hint=_zone_hint(settings))
 
 
-def _regions(settings: Settings) -> Iterator[Problem]:
+def _regions(settings: StackSettings) -> Iterator[Problem]:
     regions = known_regions(settings)
     for name, registry in settings.registries.items():
         for index, region in enumerate(registry.regions):
@@ -74,7 +74,7 @@ def _regions(settings: Settings) -> Iterator[Problem]:
                 yield wrong(problem.path, records.location, allowed, problem.hint)
 
 
-def _heads(settings: Settings) -> Iterator[Problem]:
+def _heads(settings: StackSettings) -> Iterator[Problem]:
     if not settings.heads:
         return
     if settings.network is None:
@@ -97,7 +97,7 @@ def _heads(settings: Settings) -> Iterator[Problem]:
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
 
 
-def _taken_variable_problems(settings: Settings, name: str, head: HeadSettings) -> Iterator[Problem]:
+def _taken_variable_problems(settings: StackSettings, name: str, head: HeadSettings) -> Iterator[Problem]:
     carriers = {settings.secrets[each].env: each for each in head.environment if each in settings.secrets}
     places = {f"heads.{name}": head, **{f"heads.{name}.pools.{pool}": each for pool, each in head.pools.items()}}
     for path, machine in places.items():
@@ -109,7 +109,7 @@ def _taken_variable_problems(settings: Settings, name: str, head: HeadSettings) 
             )
 
 
-def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> Iterator[Problem]:
+def _pool_zone_problems(settings: StackSettings, path: str, pool: TpuPoolSettings) -> Iterator[Problem]:
     found = ACCELERATOR.fullmatch(pool.accelerator)
     family = found["family"] if found else ""
     if settings.zone is None or family not in catalog.TPU_FAMILIES:
@@ -124,7 +124,7 @@ def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> It
         )
 
 
-def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
+def _head_image_problems(settings: StackSettings, path: str, image: str) -> Iterator[Problem]:
     """Find an image of a stranger, or of a repository that the nodes may not read because the stack does not know it."""
     if not IMAGE.fullmatch(image) or not settings.project:
         return
@@ -141,7 +141,7 @@ def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[
     )
 
 
-def _machine_problems(settings: Settings, path: str, machine_type: str) -> Iterator[Problem]:
+def _machine_problems(settings: StackSettings, path: str, machine_type: str) -> Iterator[Problem]:
     if not MACHINE.fullmatch(machine_type) or machine_type in settings.overrides.machine_types:
         return
     if not machines.is_offered(machine_type):
@@ -155,13 +155,13 @@ def _machine_problems(settings: Settings, path: str, machine_type: str) -> Itera
         )
 
 
-def find_image_projects(settings: Settings) -> frozenset[str]:
+def find_image_projects(settings: StackSettings) -> frozenset[str]:
     """Projects whose images a head may start from."""
     own = [settings.project] if settings.project else []
     return BOOT_IMAGE_PROJECTS.union(settings.overrides.boot_image_projects, own)
 
 
-def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
+def _boot_image_problems(settings: StackSettings, path: str, image: str) -> Iterator[Problem]:
     found = BOOT_IMAGE.fullmatch(image)
     known = sorted(find_image_projects(settings))
     if found and found["project"] not in known:
@@ -173,7 +173,7 @@ def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[
         )
 
 
-def _subnet(settings: Settings) -> Iterator[Problem]:
+def _subnet(settings: StackSettings) -> Iterator[Problem]:
     network = settings.network
     if network is None:
         return
@@ -202,7 +202,7 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _queues(settings: Settings) -> Iterator[Problem]:
+def _queues(settings: StackSettings) -> Iterator[Problem]:
     for name in settings.queues:
         if name.endswith("-dead") and name.removesuffix("-dead") in settings.queues:
             other = name.removesuffix("-dead")
@@ -224,7 +224,7 @@ def _queues(settings: Settings) -> Iterator[Problem]:
             )
 
 
-def _secrets(settings: Settings) -> Iterator[Problem]:
+def _secrets(settings: StackSettings) -> Iterator[Problem]:
     counts = Counter(secret.env for secret in settings.secrets.values())
     for name, secret in settings.secrets.items():
         if counts[secret.env] > 1:
@@ -244,7 +244,7 @@ def _secrets(settings: Settings) -> Iterator[Problem]:
                 )
 
 
-def _registries(settings: Settings) -> Iterator[Problem]:
+def _registries(settings: StackSettings) -> Iterator[Problem]:
     owners: dict[str, str] = {}
     for name in settings.registries:
         for url in sorted(made_repository_urls(settings, name)):
@@ -257,7 +257,7 @@ def _registries(settings: Settings) -> Iterator[Problem]:
             owners[url] = name
 
 
-def _kubernetes_clusters(settings: Settings) -> Iterator[Problem]:
+def _kubernetes_clusters(settings: StackSettings) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
         counts = Counter(getattr(cluster, key) for cluster in settings.kubernetes.values())
         for name, cluster in settings.kubernetes.items():
@@ -270,7 +270,7 @@ def _kubernetes_clusters(settings: Settings) -> Iterator[Problem]:
                 )
 
 
-def _idle(settings: Settings) -> Iterator[Problem]:
+def _idle(settings: StackSettings) -> Iterator[Problem]:
     """Find keys that would do nothing."""
     if settings.uses_google:
         return
@@ -301,11 +301,11 @@ _RULES: Final = (
 # --- facts that the rules share
 
 
-def known_regions(settings: Settings) -> frozenset[str]:
+def known_regions(settings: StackSettings) -> frozenset[str]:
     return catalog.REGIONS | set(settings.overrides.regions)
 
 
-def made_repository_urls(settings: Settings, registry: str) -> set[str]:
+def made_repository_urls(settings: StackSettings, registry: str) -> set[str]:
     """`REGION-docker.pkg.dev/PROJECT/NAME` of every repository that the stack makes, caches included."""
     its = settings.registries[registry]
     names = Names(stack=settings.stack, project=settings.project)
@@ -316,7 +316,7 @@ def made_repository_urls(settings: Settings, registry: str) -> set[str]:
     return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
 
 
-def repository_urls(settings: Settings) -> set[str]:
+def repository_urls(settings: StackSettings) -> set[str]:
     """URLs of all repositories that the stack makes or refers to."""
     found = {url for registry in settings.registries for url in made_repository_urls(settings, registry)}
     for registry in settings.registries.values():
@@ -326,7 +326,7 @@ def repository_urls(settings: Settings) -> set[str]:
     return found
 
 
-def _zone_hint(settings: Settings) -> str | None:
+def _zone_hint(settings: StackSettings) -> str | None:
     families = {
         found["family"]
         for head in settings.heads.values()

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.console import note, say
-from runtime.cli.output import Columns, Output, print_json, print_list, progress
+from runtime.cli.output import Columns, OutputFormat, print_json, print_list, progress
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.units import count_noun, format_size, format_time
 
@@ -60,7 +60,7 @@ def _open_job(what: str, on: str | None, stack: str | None) -> tuple[JobHandle, 
 
 @app.command("list")
 def list_(
-    what: WhatArgument, on: OnOption = None, stack: StackOption = None, output: OutputOption = Output.TEXT
+    what: WhatArgument, on: OnOption = None, stack: StackOption = None, output: OutputOption = OutputFormat.TEXT
 ) -> None:
     """List the artifacts of a task or a job, or of an experiment with all its tasks.
 
@@ -108,7 +108,7 @@ def get(
     ] = None,
     on: OnOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Bring an artifact home. The folder appears whole or not at all; prints the artifact's path.
 
@@ -140,7 +140,7 @@ def get(
             info = find_artifact(what, tag, opened.records, last=last)
             with progress(f"getting {tag}", info.files, "files") as bar:
                 path = get_artifact(info, Path(to or tag), opened.records, progress=lambda _: bar.advance())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"tag": tag, "version": info.version, "path": str(path), "size_bytes": info.size_bytes})
         return
     say(str(path))
@@ -155,7 +155,7 @@ def put(
         str, Option("--experiment", "-e", metavar="NAME", help="The experiment that it belongs to.")
     ] = "default",
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Save a file or folder of this machine for tasks to reuse, and print what `--reuse` takes.
 
@@ -173,7 +173,7 @@ def put(
     place = Path(path).expanduser()
     with open_stack(stack) as opened:
         info = put_artifact(place, tag or place.resolve().name, experiment, opened.records)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(info)
         return
     say(f"{experiment}/{info.tag}")

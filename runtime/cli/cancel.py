@@ -12,9 +12,9 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.output import Columns, Output, confirm, note_skew, print_done
-from runtime.client.resolve_id import Kind, identify, recall_last
-from runtime.client.tasks.cancel import Cancelled, check_cancellable
+from runtime.cli.output import Columns, OutputFormat, confirm, note_skew, print_done
+from runtime.client.resolve_id import IdKind, identify, recall_last
+from runtime.client.tasks.cancel import CancelResult, check_cancellable
 from runtime.client.tasks.cancel import cancel as cancel_one
 from runtime.errors import NotPossible, RequestRefused
 from runtime.records.totals import Tally, open_tasks
@@ -41,7 +41,7 @@ def cancel(
     others: OthersOption = False,
     on: OnOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Stop tasks, experiments and jobs.
 
@@ -75,12 +75,12 @@ def cancel(
         for one in chosen:
             check_cancellable(one)
         for one in chosen:
-            asks = one.kind is Kind.EXPERIMENT and not yes
+            asks = one.kind is IdKind.EXPERIMENT and not yes
             if asks and (left := open_tasks(Tally(records).count(one.name))):
                 confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
         print_done((cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen), COLUMNS, output)
         note_skew(records)
-    if any(one.kind is Kind.EXPERIMENT for one in chosen):
+    if any(one.kind is IdKind.EXPERIMENT for one in chosen):
         note("`runtime status` shows what is left; `runtime retry` brings a cancelled task back")
     return 0
 
@@ -117,7 +117,7 @@ def _cancel_jobs(
     others: bool,
     on: str | None,
     yes: bool,
-    output: Output,
+    output: OutputFormat,
 ) -> int:
     """Cancel jobs once all of them are found, checked and confirmed."""
     with ExitStack() as opened:
@@ -194,10 +194,10 @@ def _describe_job(done: CancelledJob) -> str:
 JOB_COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": _describe_job}
 
 
-def describe(done: Cancelled) -> str:
+def describe(done: CancelResult) -> str:
     if done.already:
         return "it had been cancelled before" if done.state is TaskState.CANCELLED else f"it had already {done.state}"
-    if done.kind is Kind.EXPERIMENT:
+    if done.kind is IdKind.EXPERIMENT:
         if done.ended is None:
             return "workers record each of its tasks as cancelled when they come to it"
         tasks = count_noun(done.ended, "task")

@@ -40,7 +40,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from runtime.cli.console import say_block
-from runtime.cli.output import Output
+from runtime.cli.output import OutputFormat
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
 OutputOption = Annotated[
-    Output, Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
+    OutputFormat, Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
 ]
 YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 StackOption = Annotated[str | None, Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.")]
@@ -304,7 +304,7 @@ def _root(
 def _worker_command() -> _click.Command:
     """Make a stand-in for the worker, which has its own parser, for help and completion."""
 
-    class Worker(TyperCommand):
+    class WorkerCommand(TyperCommand):
         def shell_complete(self, ctx: _click.Context, incomplete: str) -> list[CompletionItem]:
             from typer._click.shell_completion import CompletionItem
 
@@ -324,5 +324,5 @@ def _worker_command() -> _click.Command:
 
     app = typer.Typer(**_LEAN)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command("worker", cls=Worker, context_settings=passed_on)(serve)
+    app.command("worker", cls=WorkerCommand, context_settings=passed_on)(serve)
     return _build(app)

@@ -16,12 +16,12 @@ from runtime.cli.commands import OutputOption
 from runtime.cli.console import ask, note, write_log
 from runtime.cli.launch import STDIN, TIMED_OUT, build_request, print_dry_run, read_gpus
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.output import Output, describe_state
+from runtime.cli.output import OutputFormat, describe_state
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.units import count_noun, format_duration
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.dev import CommandEnd, Folder, Machine
+    from runtime.client.jobs.dev import CommandEnd, DevMachine, Folder
     from runtime.jobs.log_follower import RunLog
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
@@ -51,7 +51,7 @@ def dev(
     dry_run: job_options.DryRunOption = False,
     yes: job_options.CostOption = False,
     again: Annotated[bool, Option("--again", help="A new machine, though one is held for this folder.")] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Take a machine, run the command there, and run it again whenever a file changes.
 
@@ -92,7 +92,7 @@ def dev(
     settings = load_settings()
     if dry_run:
         return print_dry_run(request, [on] if on else [], settings, replace(options, hold=True), output)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         raise InvalidValue("output", "json", "text: a session with a machine is no data, except with --dry-run")
     targets = request.choose_targets([on] if on else [], settings)
     if len(targets) > 1:
@@ -111,7 +111,7 @@ def dev(
 class Session:
     """What a person sees of a machine, until it is given back."""
 
-    def __init__(self, machine: Machine, folder: Folder, *, once: bool, keep: bool) -> None:
+    def __init__(self, machine: DevMachine, folder: Folder, *, once: bool, keep: bool) -> None:
         self.machine, self.folder, self.once, self.keep = machine, folder, once, keep
         self.asked = False
         """Whether the person, or a closed terminal, has asked for the end."""

@@ -9,7 +9,7 @@ from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note, say
-from runtime.cli.output import Output, format_count, print_checks, print_json
+from runtime.cli.output import OutputFormat, format_count, print_checks, print_json
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 from runtime.units import count_noun
@@ -26,7 +26,7 @@ def doctor(
         Path | None, Option(metavar="FILE", help="With `--recover`: a task file that is not the stack's.")
     ] = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Check this machine and a stack: what is read from where, and what this identity may do.
 
@@ -52,13 +52,13 @@ def doctor(
     return print_checks(examine(stack, load_settings()), output, name="check", remedy="fix", width=24)
 
 
-def _recover(file: Path | None, stack: str | None, output: Output) -> int:
+def _recover(file: Path | None, stack: str | None, output: OutputFormat) -> int:
     from runtime.client.doctor import find_task_file
     from runtime.client.sqlite_recovery import recover
 
     path = file or find_task_file(stack, load_settings())
     done = recover(path)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(done)
     elif done is not None:
         say(*_recovered_lines(done))

@@ -11,8 +11,8 @@ from typer import Argument
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note, paint, say
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
-from runtime.cli.output import Output, cut_line, print_json
-from runtime.client.resolve_id import Kind, identify, recall_last
+from runtime.cli.output import OutputFormat, cut_line, print_json
+from runtime.client.resolve_id import IdKind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.status import read_experiment
@@ -30,7 +30,7 @@ def explain(
     index: IndexOption = None,
     on: OnOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Why something waits, failed or was tried again: a sentence, the evidence, and the next step.
 
@@ -62,27 +62,27 @@ def explain(
     with open_stack(stack) as opened:
         found = identify(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
         now = datetime.now(UTC)
-        if found.kind is Kind.TASK:
+        if found.kind is IdKind.TASK:
             explanation = explain_task(read_facts(opened, found.name, now=now))
-        elif found.kind is Kind.EXPERIMENT:
+        elif found.kind is IdKind.EXPERIMENT:
             explanation = explain_experiment(read_experiment(opened, found.name, now=now))
         else:
             explanation = explain_worker(read_worker(opened, found.name, now=now), now=now)
     return _print(found.kind, found.name, explanation, output)
 
 
-def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
+def _print(kind: str, name: str, found: Explanation, output: OutputFormat) -> int:
     explanation = _shorten(found)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"kind": kind, "name": name, **_fields(explanation)})
         return 0
     _say(explanation)
     return 0
 
 
-def _print_runs(job: str, found: Sequence[tuple[int, Explanation]], output: Output) -> int:
+def _print_runs(job: str, found: Sequence[tuple[int, Explanation]], output: OutputFormat) -> int:
     """Print an explanation for each of several runs; in JSON, an array of them."""
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json([{"kind": "job", "name": job, "index": index, **_fields(_shorten(each))} for index, each in found])
         return 0
     for _, each in found:

@@ -12,12 +12,12 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job, short
-from runtime.cli.output import Columns, Output, format_count, print_list, progress
+from runtime.cli.output import Columns, OutputFormat, format_count, print_list, progress
 from runtime.errors import InvalidValue, RuntimeFailure
 from runtime.units import count_noun, format_size
 
 if TYPE_CHECKING:
-    from runtime.client.fetch import Fetched, FetchList
+    from runtime.client.fetch import FetchedFile, FetchList
 
 _NAMED = 5
 """How many of the folders that are left out are named."""
@@ -31,7 +31,7 @@ def fetch(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace files that differ.")] = False,
     on: OnOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Bring home what a job or a task wrote to its output folder, by the target's own transport.
 
@@ -71,12 +71,12 @@ def fetch(
         return _fetch([(job.files, listed)], folder, overwrite=overwrite, output=output)
 
 
-def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output: Output) -> int:
+def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output: OutputFormat) -> int:
     from runtime.client.fetch import fetch, refuse_differing
 
     deep = [each for _, files in lists for each in files if each.too_deep]
     listed = [each for _, files in lists for each in files if not each.too_deep]
-    done: list[Fetched] = []
+    done: list[FetchedFile] = []
     try:
         with progress("fetching", len(listed), "files") if listed else nullcontext() as bar:
             for files, each_list in lists:

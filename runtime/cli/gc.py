@@ -13,7 +13,7 @@ from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.console import note
 from runtime.cli.jobs import OthersOption
-from runtime.cli.output import Columns, Output, confirm, format_count, print_list
+from runtime.cli.output import Columns, OutputFormat, confirm, format_count, print_list
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun, format_size, parse_duration
 
@@ -41,7 +41,7 @@ def gc(
     dry_run: Annotated[bool, Option("--dry-run", help="List what would go, and remove nothing.")] = False,
     others: OthersOption = False,
     yes: YesOption = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Remove what your jobs left on a target: folders with logs and outputs, marks, trees that none uses any more.
 

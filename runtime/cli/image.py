@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.console import note, say
-from runtime.cli.output import Columns, Output, print_json, print_list, progress
+from runtime.cli.output import Columns, OutputFormat, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,
@@ -22,14 +22,14 @@ from runtime.images.build import (
     reuse,
 )
 from runtime.images.build import build as build_image
-from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
+from runtime.images.push import PushResult, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool, pull_commands
 from runtime.units import format_size
 from runtime.values import replace
 
 if TYPE_CHECKING:
-    from runtime.images.push import Target
+    from runtime.images.push import PushTarget
     from runtime.images.tools import LocalImage
     from runtime.outputs import StackOutputs
 
@@ -61,7 +61,7 @@ def build(
     stack: StackOption = None,
     tool: ToolOption = None,
     dry_run: DryRunOption = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Build an image from the work tree. It is called by its commit (`-dirty` if a file differs), the date and `latest`.
 
@@ -109,7 +109,7 @@ def push(
     region: RegionOption = None,
     tool: ToolOption = None,
     dry_run: DryRunOption = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Push an image to the registry of every region, and print its digests.
 
@@ -155,7 +155,7 @@ def list_(
     stack: StackOption = None,
     registry: RegistryOption = None,
     region: RegionOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List the images of each region: tags, digest, size, age, and the clusters whose head is pinned to it.
 
@@ -179,15 +179,15 @@ def list_(
 
 def _targets(
     stack: str | None, registry: str | None = None, regions: list[str] | None = None
-) -> tuple[StackOutputs, list[Target]]:
+) -> tuple[StackOutputs, list[PushTarget]]:
     from runtime.stack.find import find_stack
 
     outputs = find_stack(stack).outputs
     return outputs, find_targets(outputs, registry=registry, regions=regions or ())
 
 
-def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -> None:
-    if output is Output.JSON:
+def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_json(
             {
                 "name": plan.name,
@@ -204,7 +204,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -
     note(f"built with {tool}; `runtime image push {plan.name}` takes it to the registries of a stack")
 
 
-def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[Pushed]) -> None:
+def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[PushResult]) -> None:
     """Print the line for the stack file, for an image that heads run."""
     if name != "cluster" and name not in head_images(outputs):
         return

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption
 from runtime.cli.console import note
 from runtime.cli.jobs import short
-from runtime.cli.output import Columns, Output, print_list
+from runtime.cli.output import Columns, OutputFormat, print_list
 
 COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": lambda one: ",".join(one.native_ids)}
 
@@ -17,7 +17,7 @@ COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": 
 def import_(
     folder: Annotated[str, Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
     on: Annotated[str, Option(metavar="TARGET", help="Where its submit.sh was run.")],
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Know the jobs that a bundle submitted, where nothing of ours was at hand.
 

@@ -11,7 +11,7 @@ from typer import Argument
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.console import note
-from runtime.cli.output import Output, print_list
+from runtime.cli.output import OutputFormat, print_list
 from runtime.errors import NotPossible
 
 TRAIN: Final = '''\
@@ -84,7 +84,7 @@ def init(
     folder: Annotated[
         Path, Argument(metavar="[FOLDER]", help="Made if missing; the working directory by default.")
     ] = Path(),
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Make a small project that runs: a workflow, a job file and settings.
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption
 from runtime.cli.console import note, say
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
-from runtime.cli.output import Output, print_json
+from runtime.cli.output import OutputFormat, print_json
 from runtime.errors import InvalidValue, NotPossible, RuntimeFailure
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def interrupt(
     index: IndexOption = None,
     others: OthersOption = False,
     on: OnOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Do to a running job what backends do to jobs, to see whether it survives.
 
@@ -94,7 +94,7 @@ def interrupt(
         "how": support.how,
         "started_anew": again.native_id if again else None,
     }
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(fields)
     else:
         say(f"{short(found.id)}: {support.how}")

@@ -9,7 +9,7 @@ from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, print_list
+from runtime.cli.output import Columns, OutputFormat, print_list
 from runtime.errors import RequestRefused
 from runtime.units import count_noun, parse_duration
 
@@ -51,7 +51,7 @@ def keep(
         Option(metavar="URL", help="Where the API of that cluster's head is reachable.", show_default=False),
     ] = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Start jobs again whose machine went, if their backend does not: this machine, and machines over ssh.
 
@@ -71,7 +71,7 @@ def keep(
     from runtime.config import load_settings
 
     pause_s = parse_duration(every, field="every").total_seconds()
-    if output is Output.JSON and not once:
+    if output is OutputFormat.JSON and not once:
         raise RequestRefused("`-o json` prints one look", hint="runtime keep --once -o json")
     settings = load_settings()
     if cluster is not None:
@@ -95,7 +95,7 @@ def keep(
 
 
 def _keep_cluster(
-    key: str, address: str | None, stack: str | None, settings: Settings, output: Output, *, pause_s: float | None
+    key: str, address: str | None, stack: str | None, settings: Settings, output: OutputFormat, *, pause_s: float | None
 ) -> int:
     """Keep all jobs of a cluster, once without a pause."""
     from runtime.client.jobs.cluster_jobs import keep_cluster, open_cluster_jobs

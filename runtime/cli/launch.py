@@ -15,13 +15,13 @@ from runtime.cli import job_options
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption
 from runtime.cli.console import ask, note, note_block, say, write_log, write_text
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.output import Output, describe_state, print_json
+from runtime.cli.output import OutputFormat, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
-    from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request
+    from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, PreparedLaunch
     from runtime.config import Settings
 
 TIMED_OUT: Final = 124
@@ -80,7 +80,7 @@ def launch(
     yes: job_options.CostOption = False,
     again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
     schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Start a job on a target: this machine, a host, a Slurm cluster, a Kubernetes namespace.
 
@@ -200,12 +200,12 @@ def _whole(after: str) -> str:
 
 
 def print_dry_run(
-    request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output
+    request: LaunchRequest, names: Sequence[str], settings: Settings, options: LaunchOptions, output: OutputFormat
 ) -> int:
     """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
 
-    plans: list[Prepared] = []
+    plans: list[PreparedLaunch] = []
     refusals: dict[str, RequestRefused] = {}
     for target in request.choose_targets(names, settings):
         try:
@@ -222,7 +222,12 @@ def print_dry_run(
 
 
 def _export(
-    request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
+    request: LaunchRequest,
+    names: Sequence[str],
+    settings: Settings,
+    options: LaunchOptions,
+    folder: Path,
+    output: OutputFormat,
 ) -> int:
     from runtime.client.jobs.prepare import prepare
     from runtime.launchers.base import Exports
@@ -235,7 +240,7 @@ def _export(
         raise NotPossible(f"jobs for `{target.name}` ({target.kind}) cannot be written as a bundle", hint="slurm can")
     prepared = prepare(request, replace(target, records=BUNDLE_RECORDS), settings, options)
     written = launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
     else:
         say(str(folder))
@@ -254,9 +259,9 @@ def build_request(
     *,
     grid_seed: int | None = None,
     artifacts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-) -> Request:
+) -> LaunchRequest:
     """The fields of a job file with the flags over them, or of the flags alone. `artifacts` are `capture` and `reuse`, by tag."""
-    from runtime.client.jobs.prepare import Request
+    from runtime.client.jobs.prepare import LaunchRequest
     from runtime.jobs.spec import parse_spec
     from runtime.jobs.spec_file import read_spec_file
 
@@ -301,7 +306,7 @@ def build_request(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",
         )
-    return Request(written, source=source)
+    return LaunchRequest(written, source=source)
 
 
 def _is_job_file(word: str) -> bool:
@@ -340,8 +345,8 @@ def _read_yaml(text: str) -> Any:
         return text
 
 
-def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
-    if output is Output.JSON:
+def _print_plans(plans: Sequence[PreparedLaunch], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_json([_plan_fields(each) for each in plans])
         return
     from runtime.client.jobs.price_check import find_price
@@ -372,7 +377,7 @@ def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
             note(text)
 
 
-def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
+def _describe_secrets(prepared: PreparedLaunch) -> list[dict[str, str]]:
     """How each secret of the job reaches its command; no value is read."""
     from runtime.jobs.secret_schemes import SecretReader
     from runtime.jobs.spec import secret_refs
@@ -391,7 +396,7 @@ def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
     return found
 
 
-def _describe_price(prepared: Prepared) -> dict[str, Any] | None:
+def _describe_price(prepared: PreparedLaunch) -> dict[str, Any] | None:
     from runtime.client.jobs.price_check import find_price
 
     price = find_price(prepared)
@@ -401,7 +406,7 @@ def _describe_price(prepared: Prepared) -> dict[str, Any] | None:
     return {**fields, "listed_on": price.listed_on.isoformat() if price.listed_on else None}
 
 
-def _plan_fields(prepared: Prepared) -> dict[str, Any]:
+def _plan_fields(prepared: PreparedLaunch) -> dict[str, Any]:
     from runtime.jobs.spec_fields import spec_fields
 
     plan = prepared.plan
@@ -423,11 +428,11 @@ def _plan_fields(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def tell_started(job: JobHandle, *, follow: bool, output: Output) -> int:
+def tell_started(job: JobHandle, *, follow: bool, output: OutputFormat) -> int:
     if not job.new:
         note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
     if not follow:
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             entry = job.entry()
             print_json(
                 {"job": job.id, "name": entry.name, "target": job.target.name, "new": job.new, "runs": entry.indices}

@@ -12,7 +12,7 @@ from runtime.cli.commands import StackOption
 from runtime.cli.console import note, write_log
 from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.client.resolve_id import Kind, get_task_id, identify, recall_last
+from runtime.client.resolve_id import IdKind, get_task_id, identify, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log, read_logs
 from runtime.client.tasks.task_facts import read_standing
 from runtime.errors import InvalidValue, RequestRefused
@@ -61,7 +61,7 @@ def logs(
     with open_stack(stack) as opened:
         records = opened.records
         found = identify(task, records, last=recall_last(opened.settings.data_dir, opened.name))
-        if found.kind is Kind.EXPERIMENT:
+        if found.kind is IdKind.EXPERIMENT:
             return _experiment_logs(records, found.name, follow=follow_, attempt=attempt)
         task_id = get_task_id(found.name, records)
         if follow_ and attempt is None:

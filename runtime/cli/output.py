@@ -48,7 +48,7 @@ Columns: TypeAlias = "Mapping[str, str | Callable[[Any], object]]"
 """Header → the name of a row's field, or a function that makes a cell of a row."""
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
 
@@ -80,10 +80,10 @@ def read_columns(columns: Columns) -> dict[str, Callable[[Any], object]]:
     return {name: operator.attrgetter(cell) if isinstance(cell, str) else cell for name, cell in columns.items()}
 
 
-def print_list(rows: Iterable[object], columns: Columns, output: Output = Output.TEXT) -> None:
+def print_list(rows: Iterable[object], columns: Columns, output: OutputFormat = OutputFormat.TEXT) -> None:
     """Print `rows`: all they hold as a JSON array, or the `columns` for people and for pipes."""
     cells = read_columns(columns).values()
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(iter(rows))
     elif is_terminal():
         import shutil
@@ -100,7 +100,7 @@ def print_list(rows: Iterable[object], columns: Columns, output: Output = Output
             say("\t".join(format_cell(cell(row)) for cell in cells))
 
 
-def print_done(rows: Iterable[object], columns: Columns, output: Output = Output.TEXT) -> None:
+def print_done(rows: Iterable[object], columns: Columns, output: OutputFormat = OutputFormat.TEXT) -> None:
     """Print the rows of what a command does, one after another. What ends it halfway is raised once the rows before it are
     printed, with the array of `-o json` whole."""
     ended: list[BaseException] = []
@@ -116,7 +116,7 @@ def print_done(rows: Iterable[object], columns: Columns, output: Output = Output
         raise ended[0]
 
 
-def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
+def print_checks(checks: Iterable[Any], output: OutputFormat, *, name: str, remedy: str, width: int) -> int:
     """Print checks with their verdicts as they come, for some take seconds, and return the exit code: 1 if one fails.
 
     `name` and `remedy` are the fields of a check besides `verdict` and `text`; on a terminal names are `width` wide.
@@ -129,7 +129,7 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
             failed += each.verdict == "fail"
             yield each
 
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(count())
     elif is_terminal():
         styles = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -141,7 +141,7 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
             flush()
     else:
         print_list(count(), {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy})
-    if failed and output is Output.TEXT:
+    if failed and output is OutputFormat.TEXT:
         note(f"{failed} failed")
     return 1 if failed else 0
 

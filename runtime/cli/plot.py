@@ -22,7 +22,7 @@ from runtime.cli.output import print_json
 from runtime.cli.text_plot import Canvas, draw_bars, draw_curves
 from runtime.client.metric_series import (
     Curve,
-    Source,
+    SeriesSource,
     choose,
     make_curve,
     name_axis,
@@ -38,12 +38,12 @@ AROUND: Final = 4
 """Lines of a picture beside its rows and one for each curve."""
 
 
-class Axis(StrEnum):
+class PlotAxis(StrEnum):
     STEP = "step"
     TIME = "time"
 
 
-class Format(StrEnum):
+class PlotFormat(StrEnum):
     TEXT = "text"
     CSV = "csv"
     JSON = "json"
@@ -52,15 +52,15 @@ class Format(StrEnum):
 def plot(
     what: Annotated[str, Argument(metavar="EXPERIMENT|TASK|JOB", help="A name, an id or its beginning, or `last`.")],
     metric: Annotated[str, Argument(metavar="METRIC", help="A number that was reported, such as loss.")],
-    x: Annotated[Axis | None, Option("--x", help="Over steps, or over seconds since each began.")] = None,
+    x: Annotated[PlotAxis | None, Option("--x", help="Over steps, or over seconds since each began.")] = None,
     vs: Annotated[str | None, Option("--vs", metavar="PARAM", help="Its last number over this parameter.")] = None,
     png: Annotated[Path | None, Option("--png", metavar="FILE", help="Write a picture, with matplotlib.")] = None,
     on: OnOption = None,
     stack: StackOption = None,
     output: Annotated[
-        Format,
+        PlotFormat,
         Option("--output", "-o", help="`csv` and `json` have the points of all tasks or runs.", show_default=False),
-    ] = Format.TEXT,
+    ] = PlotFormat.TEXT,
 ) -> int:
     """How a metric went in the tasks of an experiment, or in the runs of a job.
 
@@ -82,21 +82,23 @@ def plot(
         raise RequestRefused(
             "`--vs` draws over a parameter, and `--x` over steps or time", hint="leave one of them out"
         )
-    if png is not None and output is not Format.TEXT:
+    if png is not None and output is not PlotFormat.TEXT:
         raise RequestRefused("`--png` writes a picture, and `-o` prints points", hint="leave one of them out")
     with ExitStack() as opened:
         title, found = _find(what, metric, on, stack, opened)
         sources = list(found)
         if vs is not None:
             _show_pairs(pair_with(sources, vs), metric, vs, title, png, output)
-        elif output is Format.TEXT:
+        elif output is PlotFormat.TEXT:
             _show_curves(sources, metric, x, title, png)
         else:
             _print_points(sources, output)
     return 0
 
 
-def _find(what: str, metric: str, on: str | None, stack: str | None, opened: ExitStack) -> tuple[str, Iterator[Source]]:
+def _find(
+    what: str, metric: str, on: str | None, stack: str | None, opened: ExitStack
+) -> tuple[str, Iterator[SeriesSource]]:
     """Return the name of what is drawn, and the tasks or runs that reported the metric."""
     if is_job(what, on=on, stack=stack):
         from runtime.cli.jobs import open_jobs
@@ -105,23 +107,25 @@ def _find(what: str, metric: str, on: str | None, stack: str | None, opened: Exi
         return jobs[0].entry().name, sources_of_runs(jobs, metric)
     if on is not None:
         raise RequestRefused(f"`--on` is for the jobs of a target, and `{what}` is no job", hint="leave `--on` out")
-    from runtime.client.resolve_id import Kind, identify, recall_last
+    from runtime.client.resolve_id import IdKind, identify, recall_last
     from runtime.client.tasks.results import read_result, read_results
     from runtime.stack.open import open_stack
 
     found_stack = opened.enter_context(open_stack(stack))
     records = found_stack.records
     found = identify(what, records, last=recall_last(found_stack.settings.data_dir, found_stack.name))
-    if found.kind is Kind.WORKER:
+    if found.kind is IdKind.WORKER:
         raise RequestRefused(f"`{what}` is a worker, which reports nothing", hint="name an experiment, a task or a job")
-    rows = [read_result(records, found.name)] if found.kind is Kind.TASK else read_results(records, found.name)
+    rows = [read_result(records, found.name)] if found.kind is IdKind.TASK else read_results(records, found.name)
     return found.name, sources_of_tasks(records, rows, metric)
 
 
 # curves
 
 
-def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: str, png: Path | None) -> None:
+def _show_curves(
+    sources: Sequence[SeriesSource], metric: str, x: PlotAxis | None, title: str, png: Path | None
+) -> None:
     chosen, left_out = choose(sources)
     courses = [(source, course) for source in chosen if (course := source.read()) is not None]
     if not courses:
@@ -131,7 +135,7 @@ def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: 
         )
     axis = name_axis([course for _, course in courses], x)
     curves = [make_curve(source, course, axis) for source, course in courses]
-    over = "step" if axis == Axis.STEP else "seconds"
+    over = "step" if axis == PlotAxis.STEP else "seconds"
     if png is not None:
         _write_png(png, curves, x_label=over, y_label=metric, title=title)
     else:
@@ -154,7 +158,7 @@ def _canvas(lines: int) -> Canvas:
     return Canvas(width=size.columns - 1, height=height, unicode=unicode, paint=paint if colours else None)
 
 
-def _print_points(sources: Sequence[Source], output: Format) -> None:
+def _print_points(sources: Sequence[SeriesSource], output: PlotFormat) -> None:
     read = ((source.label, course) for source in sources if (course := source.read()) is not None)
     rows = (
         {"name": name, "time": at, "step": step, "value": value}
@@ -164,8 +168,8 @@ def _print_points(sources: Sequence[Source], output: Format) -> None:
     _print_rows(rows, ("name", "time", "step", "value"), output)
 
 
-def _print_rows(rows: Iterator[dict[str, Any]], names: Sequence[str], output: Format) -> None:
-    if output is Format.JSON:
+def _print_rows(rows: Iterator[dict[str, Any]], names: Sequence[str], output: PlotFormat) -> None:
+    if output is PlotFormat.JSON:
         print_json(rows)
         return
     writer = csv.writer(SimpleNamespace(write=write_text), lineterminator="\n")
@@ -178,9 +182,9 @@ def _print_rows(rows: Iterator[dict[str, Any]], names: Sequence[str], output: Fo
 
 
 def _show_pairs(
-    pairs: Sequence[tuple[Any, float, str]], metric: str, param: str, title: str, png: Path | None, output: Format
+    pairs: Sequence[tuple[Any, float, str]], metric: str, param: str, title: str, png: Path | None, output: PlotFormat
 ) -> None:
-    if output is not Format.TEXT:
+    if output is not PlotFormat.TEXT:
         rows = ({"name": label, param: value, "value": number} for value, number, label in pairs)
         _print_rows(rows, ("name", param, "value"), output)
         return

@@ -15,7 +15,7 @@ from runtime.cli.console import note, say, say_block, write_text
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.output import (
     Columns,
-    Output,
+    OutputFormat,
     confirm,
     format_count,
     note_skew,
@@ -24,8 +24,8 @@ from runtime.cli.output import (
     print_list,
     progress,
 )
-from runtime.cli.retry import COLUMNS, Counted, confirmed
-from runtime.client.resolve_id import Kind, get_experiment, identify, recall_last
+from runtime.cli.retry import COLUMNS, RetryCounter, confirmed
+from runtime.client.resolve_id import IdKind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
 from runtime.client.tasks.status import read_queue
@@ -63,7 +63,7 @@ MALFORMED_SHOWN: Final = 10
 
 
 @app.command("list")
-def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+def list_(stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """List the stack's queues and whether they are paused.
 
     \b
@@ -77,7 +77,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 
 
 @app.command()
-def stats(queue: QueueArgument = None, stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+def stats(queue: QueueArgument = None, stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """Show what waits in each queue, who serves it, and why anything waits.
 
     \b
@@ -119,7 +119,10 @@ def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[dict[str, object]
 
 @app.command()
 def peek(
-    queue: QueueArgument = None, limit: LimitOption = 10, stack: StackOption = None, output: OutputOption = Output.TEXT
+    queue: QueueArgument = None,
+    limit: LimitOption = 10,
+    stack: StackOption = None,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show the tasks that will be leased next, without leasing them.
 
@@ -130,7 +133,7 @@ def peek(
     """
     with open_stack(stack, queue=queue) as opened:
         tasks = opened.existing_queue().peek(limit)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json([task_fields(task) for task in tasks])
         return
     columns: Columns = {
@@ -213,7 +216,7 @@ def repair(
     experiment: Annotated[str | None, Option(metavar="NAME", help="Only this one.")] = None,
     yes: YesOption = False,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Publish again what was submitted, has not ended, and that no live worker runs.
 
@@ -235,7 +238,7 @@ def repair(
         confirm(f"publish again what queue `{target.name}` of stack `{opened.name}` may have forgotten", yes=yes)
         with progress("repairing") as bar:
             repaired = repair_queue(target, opened.records, experiment=experiment, progress=bar.advance)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(repaired)
         return
     note(
@@ -254,7 +257,7 @@ def dead_list(
     reason: ReasonOption = None,
     limit: LimitOption = 100,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List dead letters. They are read from the record store; nothing is leased.
 
@@ -270,7 +273,7 @@ def dead_list(
         names = [get_experiment(name, opened.records, last=last) for name in experiment or ()]
         found = _read_dead(opened, names, parse_reasons(reason or ()))
         letters = [dead_letter(mark) for mark in itertools.islice(found, limit + 1)]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json([_fields(letter) for letter in letters[:limit]])
     else:
         print_list(letters[:limit], columns)
@@ -282,7 +285,7 @@ def dead_list(
 def dead_show(
     task: Annotated[str, Argument(metavar="TASK", help="A task's id or its beginning.")],
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show one dead letter: its whole message, and the task or the text that could not be parsed.
 
@@ -294,7 +297,7 @@ def dead_show(
     with open_stack(stack) as opened:
         [mark] = _chosen(opened, [task], frozenset())
     letter = dead_letter(mark)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_fields(letter))
         return
     lines = [
@@ -321,7 +324,7 @@ def dead_redrive(
     reason: ReasonOption = None,
     yes: YesOption = False,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Run dead letters once more, with new budgets. Those that could not be parsed are refused.
 
@@ -337,7 +340,7 @@ def dead_redrive(
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         marks = confirmed(select, lambda count: f"run {count_noun(count, 'dead letter')} again", yes=yes)
-        counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
+        counted = RetryCounter(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
         print_done(counted, COLUMNS, output)
     return counted.finish(strict=False)
 
@@ -393,12 +396,12 @@ def _selector(
 def _chosen(opened: OpenStack, what: list[str], reasons: frozenset[EndReason]) -> Iterator[Mark]:
     last = recall_last(opened.settings.data_dir, opened.name)
     found = [identify(text, opened.records, last=last) for text in what]
-    marks = {each.name: find_dead(opened.records, each.name) for each in found if each.kind is Kind.TASK}
+    marks = {each.name: find_dead(opened.records, each.name) for each in found if each.kind is IdKind.TASK}
     for each in found:
-        if each.kind is not Kind.EXPERIMENT and marks.get(each.name) is None:
+        if each.kind is not IdKind.EXPERIMENT and marks.get(each.name) is None:
             raise NotPossible(f"{each.kind} `{each.name}` is no dead letter", hint=f"runtime explain {each.name}")
     for each in found:
-        if each.kind is Kind.EXPERIMENT:
+        if each.kind is IdKind.EXPERIMENT:
             yield from read_dead(opened.records, each.name, reasons=reasons)
         elif (mark := marks[each.name]) is not None and (not reasons or mark.reason in reasons):
             yield mark

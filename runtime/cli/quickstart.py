@@ -14,7 +14,7 @@ from typer import Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.console import note, paint, say_block
-from runtime.cli.output import Output, format_count, print_json, progress, render_table
+from runtime.cli.output import OutputFormat, format_count, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
 from runtime.units import count_noun, format_duration
@@ -37,7 +37,7 @@ def quickstart(
     keep: Annotated[
         bool, Option("--keep", help="Use a folder of its own, which the next quickstart leaves alone.")
     ] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Run the main job end to end on this machine, in ten seconds or so.
 
@@ -55,7 +55,7 @@ def quickstart(
 
     with _Screen() as screen:
         result = run_quickstart(screen, path=path, workers=workers, kill=kill, keep=keep)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({**_fields(result), "next": _next_commands(result)})
     else:
         say_block(render_result(result, _next_commands(result)))

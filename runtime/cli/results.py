@@ -14,10 +14,10 @@ from typer import Argument, Option
 from runtime.cli.commands import StackOption
 from runtime.cli.console import is_terminal, note, write_text
 from runtime.cli.jobs import OnOption, is_job, short
-from runtime.cli.output import Columns, Output, Progress, format_value, print_json, print_list, progress
+from runtime.cli.output import Columns, OutputFormat, Progress, format_value, print_json, print_list, progress
 from runtime.client.metric_reports import SHOWN
-from runtime.client.resolve_id import Kind, identify, recall_last
-from runtime.client.result_table import Choice, find_cell, parse_condition
+from runtime.client.resolve_id import IdKind, identify, recall_last
+from runtime.client.result_table import RowSelection, find_cell, parse_condition
 from runtime.client.tasks.results import TaskResult, read_result, read_results
 from runtime.errors import RequestRefused
 from runtime.stack.open import open_stack
@@ -31,7 +31,7 @@ SHOW_PROGRESS_FROM = 2_000
 SUCCEEDED: Final = "succeeded"
 
 
-class Format(StrEnum):
+class TableFormat(StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
@@ -53,9 +53,9 @@ def results(
     on: OnOption = None,
     stack: StackOption = None,
     output: Annotated[
-        Format,
+        TableFormat,
         Option("--output", "-o", help="`table` for people, `csv` and `json` with whole values.", show_default=False),
-    ] = Format.TABLE,
+    ] = TableFormat.TABLE,
 ) -> int:
     """What the tasks of an experiment, or the runs of a job, returned and reported.
 
@@ -73,7 +73,7 @@ def results(
       runtime results j-91c0 --sort=-accuracy
       runtime results sweep -o json | jq '.[] | select(.state == "succeeded") | .value'
     """
-    choice = Choice(
+    choice = RowSelection(
         where=tuple(map(parse_condition, where or ())),
         sort=sort,
         limit=limit,
@@ -88,16 +88,16 @@ def results(
     with open_stack(stack) as opened:
         records = opened.records
         found = identify(what, records, last=recall_last(opened.settings.data_dir, opened.name))
-        whole = output is not Format.TABLE
-        if found.kind is Kind.WORKER:
+        whole = output is not TableFormat.TABLE
+        if found.kind is IdKind.WORKER:
             raise RequestRefused(f"`{what}` is a worker, which returns nothing", hint="name an experiment or a task")
-        if found.kind is Kind.TASK:
+        if found.kind is IdKind.TASK:
             read: Iterable[TaskResult] = [read_result(records, found.name, large_values=whole)]
         else:
             read = read_results(records, found.name, large_values=whole)
         with ExitStack() as shown:
             rows = _Rows(read)
-            total = records.totals(found.name).submitted if found.kind is Kind.EXPERIMENT else 1
+            total = records.totals(found.name).submitted if found.kind is IdKind.EXPERIMENT else 1
             if total >= SHOW_PROGRESS_FROM and not is_terminal():
                 rows.bar = shown.enter_context(progress(f"reading {found.name}", total))
             _print(choice.apply(rows), choice, output, COLUMNS, _FIELDS)
@@ -107,7 +107,7 @@ def results(
     return 0
 
 
-def _job_results(what: str, on: str | None, choice: Choice, output: Format) -> int:
+def _job_results(what: str, on: str | None, choice: RowSelection, output: TableFormat) -> int:
     from runtime.cli.jobs import open_jobs
     from runtime.client.jobs.results import read_run_results
 
@@ -138,13 +138,15 @@ class _Rows:
             yield row
 
 
-def _print(rows: Iterable[Any], choice: Choice, output: Format, columns: Columns, fields: Sequence[str]) -> None:
+def _print(
+    rows: Iterable[Any], choice: RowSelection, output: TableFormat, columns: Columns, fields: Sequence[str]
+) -> None:
     names = choice.columns
-    if output is Format.CSV:
+    if output is TableFormat.CSV:
         _write_csv(rows, names or None, fields)
     elif not names:
-        print_list(rows, columns, Output.JSON if output is Format.JSON else Output.TEXT)
-    elif output is Format.JSON:
+        print_list(rows, columns, OutputFormat.JSON if output is TableFormat.JSON else OutputFormat.TEXT)
+    elif output is TableFormat.JSON:
         print_json({name: find_cell(row, name) for name in names} for row in rows)
     else:
         print_list(rows, {name.upper(): _column(name) for name in names})

@@ -13,9 +13,9 @@ from typer.core import TyperCommand
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, may_be_job, open_job, short
-from runtime.cli.output import Columns, Output, confirm, format_count, print_done, print_list
+from runtime.cli.output import Columns, OutputFormat, confirm, format_count, print_done, print_list
 from runtime.client.resolve_id import get_experiment, get_task_id, recall_last
-from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
+from runtime.client.tasks.redrive import RedriveResult, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
@@ -43,7 +43,7 @@ def retry(
     on: OnOption = None,
     yes: YesOption = False,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Run failed, cancelled or expired tasks, or the failed runs of a job, once more with new budgets.
 
@@ -83,11 +83,11 @@ def retry(
                 lambda count: f"run {count_noun(count, 'failed task')} of `{experiment}` again",
                 yes=yes,
             )
-            results: Iterable[Redriven] = redrive(opened, marks, now=now)
+            results: Iterable[RedriveResult] = redrive(opened, marks, now=now)
         else:
             ids = [get_task_id(text, opened.records, last=last) for text in tasks or ()]
             results = (retry_task(opened, task_id, now=now) for task_id in ids)
-        counted = Counted(results)
+        counted = RetryCounter(results)
         print_done(counted, COLUMNS, output)
     return counted.finish(strict=not failed)
 
@@ -130,7 +130,7 @@ def _find_job(tasks: list[str], failed: str | None, *, on: str | None, stack: st
     return named[0] if named else None
 
 
-def _retry_job(text: str, index: list[str], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
+def _retry_job(text: str, index: list[str], *, others: bool, on: str | None, yes: bool, output: OutputFormat) -> int:
     from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
     from runtime.config import load_settings
@@ -150,15 +150,15 @@ def _retry_job(text: str, index: list[str], *, others: bool, on: str | None, yes
     return 0
 
 
-class Counted:
+class RetryCounter:
     """Passes results on, and reports their counts at the end."""
 
-    def __init__(self, results: Iterable[Redriven]) -> None:
+    def __init__(self, results: Iterable[RedriveResult]) -> None:
         self._results = results
         self.done = self.already = self.refused = 0
-        self._shown: list[Redriven] = []
+        self._shown: list[RedriveResult] = []
 
-    def __iter__(self) -> Iterator[Redriven]:
+    def __iter__(self) -> Iterator[RedriveResult]:
         for one in self._results:
             if one.done:
                 self.done += 1

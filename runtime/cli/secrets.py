@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.console import ask_secret, note
-from runtime.cli.output import Columns, Output, print_json, print_list
+from runtime.cli.output import Columns, OutputFormat, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.find import find_stack
@@ -32,7 +32,7 @@ _TAKE_ALL = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 @app.command("list")
-def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+def list_(stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """List the stack's secrets: variable, versions, newest version, who can read it.
 
     Readers are those who were granted it on the secret itself. `-` stands for what this identity may not see.
@@ -73,7 +73,7 @@ def put(
         Option("--project", metavar="PROJECT", help="The secret's project, if it is not the stack's own."),
     ] = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Add a version to a secret. The value comes from standard input, a file, or a hidden prompt; never as an argument.
 
@@ -104,7 +104,7 @@ def put(
         value = _read_value(name, file)
         check_value(value, name)
         made = put_secret(outputs, name, value, api, disable_older=disable_older, project=project)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(made)
         return
     older = f"; disabled {', '.join(made.disabled)}" if made.disabled else ""
@@ -112,7 +112,7 @@ def put(
 
 
 @app.command()
-def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
+def check(stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> int:
     """Check that each secret of the stack has a value that its readers can get. Exit code 1 where one has not.
 
     That this identity may not read a value itself is no failure: most should not.
@@ -137,7 +137,7 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
         found = list(list_secrets(outputs, api))
     print_list(found, columns, output)
     lacking = sum(seen.problem is not None for seen in found)
-    if output is Output.TEXT:
+    if output is OutputFormat.TEXT:
         note(f"{lacking} of {len(found)} lacking" if lacking else f"{len(found)} of {len(found)} in order")
     return 1 if lacking else 0
 

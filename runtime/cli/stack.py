@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.console import note, say
-from runtime.cli.output import Columns, Output, confirm, format_ago, print_json, print_list
+from runtime.cli.output import Columns, OutputFormat, confirm, format_ago, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
 from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput
@@ -27,7 +27,7 @@ OptionalName = Annotated[str | None, Argument(metavar="[NAME]", help="A stack; b
 
 
 @app.command("list")
-def list_(output: OutputOption = Output.TEXT) -> None:
+def list_(output: OutputOption = OutputFormat.TEXT) -> None:
     """List the stacks that can be named here, and which one commands use.
 
     \b
@@ -45,7 +45,7 @@ def list_(output: OutputOption = Output.TEXT) -> None:
 
 
 @app.command()
-def show(name: OptionalName = None, stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+def show(name: OptionalName = None, stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """Show what a stack offers and where that was read. `-o json` prints the contract itself.
 
     \b
@@ -54,7 +54,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
       runtime stack show marin-us-west4 -o json > contract.json
     """
     found = find_stack(name if name is not None else stack)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(found.contract)
         return
     for label, text in _lines(found):
@@ -68,7 +68,7 @@ def pull(
         Argument(metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."),
     ] = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Read a stack from its source now and keep it for when the source cannot be reached.
 
@@ -79,7 +79,7 @@ def pull(
     """
     settings = load_settings()
     found = pull_stack(source or stack or settings.stack or settings.outputs or LOCAL, settings=settings)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_fields(found))
     else:
         note(f"read stack `{found.name}` from {found.source}; `runtime stack use {found.name}` makes it the default")
@@ -88,7 +88,7 @@ def pull(
 @app.command()
 def use(
     name: Annotated[str, Argument(help="A stack that can be read now; `local` for the built-in one.")],
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Make a stack the one that commands of yours use when they name none.
 
@@ -100,7 +100,7 @@ def use(
     settings = load_settings()
     found = find_stack(name, settings=settings)
     path = remember_stack(name, settings)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_fields(found))
     else:
         note(f"commands now use stack `{found.name}` (kept in {path})")
@@ -120,7 +120,7 @@ def publish(
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would change, write nothing.")] = False,
     yes: YesOption = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Write a stack's contract where machines without Pulumi read it.
 
@@ -149,7 +149,7 @@ def publish(
         if plan.needs_consent:
             confirm(f"replace the contract at {plan.url}", yes=yes)
         write(plan)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         fields = {
             "stack": plan.stack,
             "url": plan.url,
@@ -172,7 +172,7 @@ def publish(
 def diff(
     old: Annotated[str, Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")],
     new: Annotated[str | None, Argument(metavar="[NEW]", help="Likewise; by default the stack in use.")] = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Show in which keys two contracts differ. Exit code 0 if they are the same, 1 if they differ.
 
@@ -190,7 +190,7 @@ def diff(
     before = read_stack(old, settings=settings)
     after = read_stack(new, settings=settings) if new else find_stack(settings=settings)
     changes = list(compare(before.contract, after.contract))
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(changes)
     else:
         columns: Columns = {

@@ -17,8 +17,8 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import draw_screen, flush, is_terminal, note, say
 from runtime.cli.jobs import IndexOption, OnOption, is_job
-from runtime.cli.output import Output, print_json, print_list
-from runtime.client.resolve_id import Identity, Kind, identify, recall_last
+from runtime.cli.output import OutputFormat, print_json, print_list
+from runtime.client.resolve_id import IdKind, ResolvedId, identify, recall_last
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 from runtime.cli.status_text import (
     FAILURE_COLUMNS,
     INDEX_COLUMNS,
-    Board,
     JobList,
     Seen,
+    StatusBoard,
     job_lines,
     render,
     summarise,
@@ -77,7 +77,7 @@ def status(
     name: Annotated[str | None, Option(metavar="PATTERN", help="Only jobs with such a name: `train-*`.")] = None,
     mine: Annotated[bool, Option("--mine", help="Only your own jobs.")] = False,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """What runs, what waits and why, what failed.
 
@@ -103,7 +103,7 @@ def status(
       runtime status j-91c0 --index 0-3,7
       runtime status sweep -o json | jq .totals.failed
     """
-    if watch and (failed or output is Output.JSON):
+    if watch and (failed or output is OutputFormat.JSON):
         raise RequestRefused(
             "`--watch` is for people to look at",
             facts=["it goes with neither `--failed` nor `-o json`"],
@@ -137,7 +137,7 @@ def status(
             opened.existing_queue()
         last = recall_last(opened.settings.data_dir, opened.name)
         found = identify(what, opened.records, last=last) if what is not None else None
-        if failed and (found is None or found.kind is not Kind.EXPERIMENT):
+        if failed and (found is None or found.kind is not IdKind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
         read = partial(
             _read,
@@ -152,10 +152,10 @@ def status(
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
-    if isinstance(seen, Board):
+    if isinstance(seen, StatusBoard):
         seen = replace(seen, jobs=_note_silent(seen.jobs))
-    if output is Output.JSON:
-        if isinstance(seen, Board):
+    if output is OutputFormat.JSON:
+        if isinstance(seen, StatusBoard):
             tasks = {each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}
             print_json({**tasks, **_jobs_fields(seen.jobs)})
         else:
@@ -164,7 +164,7 @@ def status(
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
         say(*render(seen, datetime.now(UTC)))
-    if isinstance(seen, Board) and output is Output.TEXT:
+    if isinstance(seen, StatusBoard) and output is OutputFormat.TEXT:
         _remember_look(opened)
     return 0
 
@@ -206,14 +206,14 @@ def _read_since(text: str) -> datetime:
         raise InvalidValue("since", text, allowed) from None
 
 
-def _list_status(wanted: JobFilter, *, refresh: bool, watch: bool, output: Output) -> int:
+def _list_status(wanted: JobFilter, *, refresh: bool, watch: bool, output: OutputFormat) -> int:
     from runtime.config import load_settings
 
     read = partial(_read_all_jobs, load_settings(), wanted=wanted, refresh=refresh)
     if watch:
         return _watch(lambda: JobList(read()), remote=refresh)
     seen = _note_silent(read())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_jobs_fields(seen))
     else:
         say(*render(JobList(seen), datetime.now(UTC)))
@@ -254,7 +254,7 @@ def _target_fields(seen: TargetJobs) -> dict[str, object]:
 
 
 def _job_status(
-    what: str, on: str | None, *, index: list[str] | None, watch: bool, failed: bool, output: Output
+    what: str, on: str | None, *, index: list[str] | None, watch: bool, failed: bool, output: OutputFormat
 ) -> int:
     from runtime.cli.jobs import open_job
     from runtime.client.jobs.handle import TargetSilent
@@ -265,7 +265,7 @@ def _job_status(
         opened = open_job(what, on)
     except TargetSilent as silent:
         place, problem = silent.target, silent.problem.message
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             known = {"job": silent.job, "target": place.name, "kind": place.kind, "problem": problem}
             print_json({**known, "state": "unknown"})
         elif not failed:
@@ -276,7 +276,7 @@ def _job_status(
         if watch:
             return _watch(read, remote=job.target.kind != "local")
         seen = read()
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(seen)
     elif failed:
         print_list(seen.indices, INDEX_COLUMNS)
@@ -286,7 +286,7 @@ def _job_status(
     return 0
 
 
-def _target_status(on: str, wanted: JobFilter | None, *, watch: bool, failed: bool, output: Output) -> int:
+def _target_status(on: str, wanted: JobFilter | None, *, watch: bool, failed: bool, output: OutputFormat) -> int:
     from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
@@ -296,7 +296,7 @@ def _target_status(on: str, wanted: JobFilter | None, *, watch: bool, failed: bo
     seen = read()
     if failed:
         seen = replace(seen, jobs=tuple(each for each in seen.jobs if each.state is JobState.FAILED))
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(seen)
     elif seen.jobs or not seen.problem:
         every = wanted is not None and wanted.chooses
@@ -335,7 +335,7 @@ def _has_jobs(data_dir: Path) -> bool:
 
 def _read(
     opened: OpenStack,
-    found: Identity | None,
+    found: ResolvedId | None,
     tally: Tally,
     *,
     exact: bool,
@@ -348,11 +348,11 @@ def _read(
         looked = _looked_at(opened)
         overview = read_overview(opened, now=now, exact=exact, looked_at=looked, tally=tally)
         if not refresh and not _has_jobs(opened.settings.data_dir):
-            return Board(overview, ())
-        return Board(overview, _read_all_jobs(opened.settings, wanted=wanted, refresh=refresh, looked_at=looked))
-    if found.kind is Kind.TASK:
+            return StatusBoard(overview, ())
+        return StatusBoard(overview, _read_all_jobs(opened.settings, wanted=wanted, refresh=refresh, looked_at=looked))
+    if found.kind is IdKind.TASK:
         return read_task(opened, found.name)
-    if found.kind is Kind.WORKER:
+    if found.kind is IdKind.WORKER:
         return read_worker(opened, found.name, now=now)
     shown = None if all_failures else FAILURES_SHOWN
     return read_experiment(opened, found.name, now=now, exact=exact, failures=shown, tally=tally)
@@ -393,7 +393,7 @@ def is_over(seen: Seen) -> bool:
         return seen.submitted > 0 and seen.remaining == 0
     if isinstance(seen, TaskStatus):
         return seen.state.terminal
-    if isinstance(seen, Board | JobList | Overview | WorkerStatus):
+    if isinstance(seen, StatusBoard | JobList | Overview | WorkerStatus):
         return False
     from runtime.client.jobs.status import JobView
 

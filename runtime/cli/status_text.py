@@ -19,7 +19,7 @@ from runtime.cli.output import (
     read_columns,
     table_lines,
 )
-from runtime.client.metric_reports import SHOWN, Reported, describe_numbers, describe_progress
+from runtime.client.metric_reports import SHOWN, LatestReport, describe_numbers, describe_progress
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -54,7 +54,7 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class StatusBoard:
     """The overview: the stack's tasks, and the jobs of all targets."""
 
     tasks: Overview
@@ -69,11 +69,11 @@ class JobList:
     jobs: tuple[TargetJobs, ...]
 
 
-Seen = Union[Board, JobList, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
+Seen = Union[StatusBoard, JobList, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
 
 
 def render(seen: Seen, now: datetime) -> list[str]:
-    if isinstance(seen, Board):
+    if isinstance(seen, StatusBoard):
         jobs = _list_lines(seen.jobs, now)
         return [*_overview_lines(seen.tasks, now, nothing=not jobs), *(["", *jobs] if jobs else [])]
     if isinstance(seen, JobList):
@@ -93,7 +93,7 @@ def render(seen: Seen, now: datetime) -> list[str]:
 
 def summarise(seen: Seen) -> str:
     """One line for logs."""
-    if isinstance(seen, Board):
+    if isinstance(seen, StatusBoard):
         running = _count_running(seen.jobs)
         return summarise(seen.tasks) + (f", {count_noun(running, 'unfinished job')}" if running else "")
     if isinstance(seen, JobList):
@@ -425,7 +425,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     return lines
 
 
-def _report_row(title: str, name: object, each: Reported | RunReports) -> dict[str, object]:
+def _report_row(title: str, name: object, each: LatestReport | RunReports) -> dict[str, object]:
     """Render the last numbers of an attempt that runs."""
     shown = dict(itertools.islice(each.metrics.items(), SHOWN))
     return {title: name, "STEP": describe_progress(each.step, each.of), "METRICS": describe_numbers(shown)}

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption, StackOption
 from runtime.cli.console import note, say, write_json
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.output import Output, format_count, note_skew, print_json, progress
+from runtime.cli.output import OutputFormat, format_count, note_skew, print_json, progress
 from runtime.cli.submit_options import ArtifactOptions, PackageOptions
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
@@ -143,7 +143,7 @@ def submit(
     skip_existing: Annotated[bool, Option("--skip-existing", help="Leave out tasks whose outputs all exist.")] = False,
     wait: Annotated[bool, Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Put tasks into a queue. Once it returns, every task is durable and will be run.
 
@@ -400,10 +400,10 @@ def _read_resources(text: str | None, *, cpus: float | None, memory: str | None,
         raise RequestRefused(f"`{problem.field}` {problem.problem}", hint=f"such as --resources {allowed}") from None
 
 
-def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
+def _print_tasks(tasks: Iterator[Task], output: OutputFormat) -> int:
     from runtime.tasks.wire import encode_task, task_fields
 
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(task_fields(task) for task in tasks)
         return 0
     count = 0
@@ -440,7 +440,7 @@ def _submit(
     stack: str | None,
     skip_existing: bool,
     wait: bool,
-    output: Output,
+    output: OutputFormat,
 ) -> int:
     from runtime.client.resolve_id import recall_last, remember_last
     from runtime.client.tasks.notify import read_hearers
@@ -501,22 +501,22 @@ def _submit(
         return _wait(done, target, opened, output)
 
 
-def _finish(done: Submission, output: Output) -> int:
-    if output is Output.JSON:
+def _finish(done: Submission, output: OutputFormat) -> int:
+    if output is OutputFormat.JSON:
         print_json(_submission_fields(done))
     elif done.tasks or done.count:
         say(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
     return 0
 
 
-def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
+def _wait(done: Submission, target: Queue, opened: Stack, output: OutputFormat) -> int:
     from runtime.cli.wait import say_ended, wait_shown
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     waited = wait_shown(done, name, opened, queue=target, total=done.count)
     if waited is None:
         return INTERRUPTED
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(
             {
                 **_submission_fields(done),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runtime.client.tasks.task_snapshot import SubmittedCode
     from runtime.config import Settings
     from runtime.records.base import RecordStore
-    from runtime.tasks.container import Container
+    from runtime.tasks.container import ContainerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PackageOptions:
 
     def choose_container(
         self, image: str | None, mounts: Sequence[str] | None
-    ) -> tuple[Container | None, PackageOptions]:
+    ) -> tuple[ContainerSpec | None, PackageOptions]:
         """Return the container of the tasks, and the packages beside it. Raises `InvalidTask`."""
         if image is None and not mounts:
             return None, self

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
 from runtime.cli.console import note, paint, say
-from runtime.cli.output import Columns, Output, print_checks, print_json, print_list
+from runtime.cli.output import Columns, OutputFormat, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ app = new_app("Places to launch on: what they are, what they can keep, and wheth
 
 
 @app.command("list")
-def list_(output: OutputOption = Output.TEXT) -> None:
+def list_(output: OutputOption = OutputFormat.TEXT) -> None:
     """Every target, `local` first, and the file that each comes from.
 
     They are those of the project and those of your own file, `~/.config/runtime/config.toml`. A target of the project
@@ -69,7 +69,7 @@ def _text(value: object) -> str:
 
 @app.command()
 def show(
-    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")], output: OutputOption = Output.TEXT
+    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")], output: OutputOption = OutputFormat.TEXT
 ) -> None:
     """Settings and defaults of a target, how each field of a job is kept there, and who reads its secrets.
 
@@ -99,7 +99,7 @@ def show(
         "secrets": {name: {"read_by": each.reader, "how": each.how} for name, each in sorted(schemes.items())},
         "interrupts": _describe_fields(interrupts),
     }
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(fields)
         return
     for name in ("target", "kind", "where", "records", "stack", "file", "settings", "defaults"):
@@ -127,7 +127,7 @@ def check(
     new_records: Annotated[
         bool, Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
     ] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Try a target for real: settings, record root, and a probe job with its interpreter, code, output and clock.
 

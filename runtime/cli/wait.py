@@ -15,8 +15,8 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
 from runtime.cli.jobs import OnOption, detached, is_job, open_jobs, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.output import Output, describe_state, format_count, print_json, progress
-from runtime.client.resolve_id import Kind, identify, recall_last
+from runtime.cli.output import OutputFormat, describe_state, format_count, print_json, progress
+from runtime.client.resolve_id import IdKind, identify, recall_last
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
@@ -25,7 +25,7 @@ from runtime.units import format_duration, read_span
 if TYPE_CHECKING:
     from runtime.client.tasks.submit import Submission
     from runtime.client.tasks.task_facts import Stack
-    from runtime.client.tasks.wait import Waited
+    from runtime.client.tasks.wait import WaitResult
     from runtime.jobs.ledger import JobStatus
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
@@ -41,7 +41,7 @@ def wait(
     timeout: Annotated[str | None, Option(metavar="TIME", help="Give up after this time, such as 2h.")] = None,
     on: OnOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Return when all of an experiment, a task or a job has ended.
 
@@ -64,13 +64,13 @@ def wait(
         raise RequestRefused(f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime wait j-91c0")
     with open_stack(stack) as opened:
         found = identify(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
-        if found.kind is Kind.WORKER:
+        if found.kind is IdKind.WORKER:
             raise RequestRefused(f"`{what}` is a worker, which ends when it is told to", hint="name what it works on")
         waited = wait_shown(found.name, found.name, opened, timeout=span)
         if waited is None:
             return INTERRUPTED
         totals = {state.value: waited.totals.get(state, 0) for state in TaskState}
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             print_json(
                 {str(found.kind): found.name, "complete": waited.complete, "totals": totals, "failed": waited.failed}
             )
@@ -81,7 +81,7 @@ def wait(
     return 1 if waited.failed else 0
 
 
-def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: Output) -> int:
+def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: OutputFormat) -> int:
     """Wait for a job, or for the newest job of a name and each other one of it that has not ended."""
     from runtime.client.jobs.status import note_status
     from runtime.config import load_settings
@@ -102,7 +102,7 @@ def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: Ou
             note_status(job, status, load_settings())
             ends[job.id] = status
     complete = all(status.state.terminal for status in ends.values())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         rows = [
             {"job": job, "state": status.state, "reason": status.reason, "complete": status.state.terminal}
             for job, status in ends.items()
@@ -127,7 +127,7 @@ def wait_shown(
     queue: Queue | None = None,
     total: int | None = None,
     timeout: timedelta | None = None,
-) -> Waited | None:
+) -> WaitResult | None:
     """Wait with progress on stderr, and the reason why tasks wait; None if the user has interrupted it."""
     from runtime.client.tasks.wait import wait as wait_for
 
@@ -189,7 +189,7 @@ def _why_it_waits(opened: Stack, what: str) -> str | None:
     return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
 
 
-def say_ended(waited: Waited, records: RecordStore) -> None:
+def say_ended(waited: WaitResult, records: RecordStore) -> None:
     counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
     note(", ".join(counts) or "nothing to wait for")
     if not waited.failed:

@@ -59,7 +59,7 @@ _INVALID_CHOICE = re.compile(
 )
 
 
-class Parser(argparse.ArgumentParser):
+class WorkerParser(argparse.ArgumentParser):
     """Raises a `RequestRefused` instead of printing and exiting; takes no abbreviated options."""
 
     def __init__(self, *, prog: str, description: str, epilog: str | None = None) -> None:
@@ -95,9 +95,9 @@ class Parser(argparse.ArgumentParser):
         return " ".join(self.format_usage().split())
 
 
-def build_parser(*, fleet: bool = False) -> Parser:
+def build_parser(*, fleet: bool = False) -> WorkerParser:
     """Make the parser of a worker that runs here; with `fleet` also of the options that launch workers elsewhere."""
-    parser = Parser(prog="runtime worker", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = WorkerParser(prog="runtime worker", description=_DESCRIPTION, epilog=_EPILOG)
     add = parser.add_argument
     add("--queue", metavar="NAME", help="queue to serve (default: the stack's `default`)")
     add("--stack", metavar="NAME", help="stack to use (default: the configured one, else local)")
@@ -142,14 +142,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = build_parser(fleet=helps).parse_args(argv)
     options = read_options(arguments)
     from runtime.worker.run import run_worker
-    from runtime.worker.worker_log import LogFormat, Reporter
+    from runtime.worker.worker_log import LogFormat, WorkerLog
 
     return run_worker(
         arguments.queue,
         options,
         stack=arguments.stack,
         durability=arguments.durability,
-        reporter=Reporter.for_stderr(LogFormat(arguments.log_format)),
+        reporter=WorkerLog.for_stderr(LogFormat(arguments.log_format)),
     ).exit_code
 
 

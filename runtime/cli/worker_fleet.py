@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.cli.console import note
-from runtime.cli.worker import FLEET_OPTIONS, Parser, build_parser, read_options
+from runtime.cli.worker import FLEET_OPTIONS, WorkerParser, build_parser, read_options
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def launch_fleet(argv: Sequence[str]) -> int:
     """Launch N workers as one job, or find the fleet that the same command launched before."""
-    parser = Parser(prog="runtime worker", description="")
+    parser = WorkerParser(prog="runtime worker", description="")
     add_options(parser)
     given, words = parser.parse_known_args(argv)
     arguments = build_parser().parse_args(words)
@@ -74,7 +74,7 @@ def launch_fleet(argv: Sequence[str]) -> int:
             hint="--on TARGET launches workers there; without it, one worker runs here",
         )
     from runtime.cli.launch import build_request, print_dry_run, read_gpus, tell_started
-    from runtime.cli.output import Output
+    from runtime.cli.output import OutputFormat
     from runtime.client.jobs.launch import launch
     from runtime.client.jobs.prepare import LaunchOptions
     from runtime.client.jobs.targets import find_target
@@ -106,7 +106,7 @@ def launch_fleet(argv: Sequence[str]) -> int:
     variables = [f"{name}={value}" for name, value in env.items()] + given.env
     request = build_request(None, _command(words, targets), flags, variables, given.secret, [], given.set)
     launch_options = LaunchOptions(again=given.again, ignore=tuple(given.ignore))
-    output = Output(given.output)
+    output = OutputFormat(given.output)
     if given.dry_run:
         return print_dry_run(request, names, settings, launch_options, output)
     with launch(request, names, settings=settings, options=launch_options, progress=note) as job:

@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.client.resolve_id import Kind, get_task_id, identify
+from runtime.client.resolve_id import IdKind, get_task_id, identify
 from runtime.client.tasks.results import ListedTask, list_tasks
 from runtime.client.tasks.task_facts import read_standing
 from runtime.config import load_settings, working_folder
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.records.artifacts import ArtifactDamaged, ArtifactReader, ArtifactStore, Manifest, Writer
+from runtime.records.artifacts import ArtifactDamaged, ArtifactManifest, ArtifactReader, ArtifactStore, Writer
 from runtime.records.base import RecordStore
-from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, Artifacts, Version, is_tag
+from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, ArtifactSpec, Version, is_tag
 from runtime.tasks.model import TaskState, check_new_experiment, experiment_digest, new_token
 from runtime.units import Span, count_noun, to_span
 from runtime.values import dataclass
@@ -78,9 +78,9 @@ def list_artifacts(text: str, records: RecordStore, *, last: str | None = None) 
         if put := list(_list_put(store, text)):
             return put
         raise
-    if found.kind is Kind.WORKER:
+    if found.kind is IdKind.WORKER:
         raise RequestRefused(f"`{text}` is a worker, which has no artifacts", hint="name an experiment or a task")
-    if found.kind is Kind.TASK:
+    if found.kind is IdKind.TASK:
         task = get_task_id(found.name, records)
         standing = read_standing(records, task)
         listed = ListedTask(task, standing.task, standing.generation, standing.state)
@@ -139,7 +139,7 @@ def _newest(
     return None
 
 
-def facts_of(version: Version, found: Manifest | ArtifactDamaged, state: str) -> dict[str, Any]:
+def facts_of(version: Version, found: ArtifactManifest | ArtifactDamaged, state: str) -> dict[str, Any]:
     """What is shown of a version besides its owner: `damaged`, with the reason, if it cannot be read."""
     if isinstance(found, ArtifactDamaged):
         facts = {"state": "damaged", "files": 0, "size_bytes": 0, "saved_at": None, "left_out": found.message}
@@ -175,7 +175,7 @@ def find_artifact(text: str, tag: str, records: RecordStore, *, last: str | None
 # bringing home
 
 
-def open_version(info: ArtifactInfo, records: RecordStore) -> tuple[Version, Manifest]:
+def open_version(info: ArtifactInfo, records: RecordStore) -> tuple[Version, ArtifactManifest]:
     version = Version.parse(info.version)
     manifest = None if version is None else records.open_artifacts().find(version)
     if version is None or manifest is None:
@@ -197,7 +197,7 @@ def get_artifact(
 def bring_home(
     store: ArtifactReader,
     version: Version,
-    manifest: Manifest,
+    manifest: ArtifactManifest,
     to: Path,
     *,
     progress: Callable[[int], None] | None = None,
@@ -260,7 +260,7 @@ def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) ->
     return info
 
 
-def _find_whole(store: ArtifactStore, version: Version) -> Manifest | None:
+def _find_whole(store: ArtifactStore, version: Version) -> ArtifactManifest | None:
     try:
         return store.find(version)
     except ArtifactDamaged:
@@ -278,7 +278,7 @@ def make_artifacts(
     experiment: str,
     *,
     last: str | None = None,
-) -> Artifacts:
+) -> ArtifactSpec:
     """The artifacts of tasks that are submitted from the current folder; what they reuse is settled here, once and for all.
 
     `reuse` names `EXPERIMENT/TAG`, `TASK/TAG` or `JOB/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is
@@ -288,7 +288,7 @@ def make_artifacts(
         return NO_ARTIFACTS
     named = {tag: resolve_reuse(source, tag, records, experiment, last=last) for tag, source in (reuse or {}).items()}
     span, here = EVERY if every is None else to_span(every, "capture-every"), working_folder()
-    return Artifacts({tag: relative_path(path, here) for tag, path in (capture or {}).items()}, span, named)
+    return ArtifactSpec({tag: relative_path(path, here) for tag, path in (capture or {}).items()}, span, named)
 
 
 def relative_path(path: object, here: Path) -> str:

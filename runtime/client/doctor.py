@@ -50,7 +50,7 @@ EXAMINED_S: Final = 5.0
 _AT_ONCE: Final = 16
 
 
-class Verdict(StrEnum):
+class DoctorVerdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     """Works, or is not needed by everybody."""
@@ -61,7 +61,7 @@ class Verdict(StrEnum):
 class Line:
     check: str
     """`stack`, `queue default`, `records` …"""
-    verdict: Verdict
+    verdict: DoctorVerdict
     text: str
     fix: str | None = None
     """The next command or edit, unless the verdict is ok."""
@@ -72,15 +72,15 @@ Check = tuple[str, Callable[[], Line | Sequence[Line]]]
 
 
 def ok(check: str, text: str) -> Line:
-    return Line(check=check, verdict=Verdict.OK, text=text)
+    return Line(check=check, verdict=DoctorVerdict.OK, text=text)
 
 
 def warn(check: str, text: str, fix: str | None) -> Line:
-    return Line(check=check, verdict=Verdict.WARN, text=text, fix=fix)
+    return Line(check=check, verdict=DoctorVerdict.WARN, text=text, fix=fix)
 
 
 def fail(check: str, text: str, fix: str | None) -> Line:
-    return Line(check=check, verdict=Verdict.FAIL, text=text, fix=fix)
+    return Line(check=check, verdict=DoctorVerdict.FAIL, text=text, fix=fix)
 
 
 def failed(check: str, problem: RuntimeFailure) -> Line:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 20
 
 
-class Became(StrEnum):
+class FetchOutcome(StrEnum):
     FETCHED = "fetched"
     SAME = "same"
     """The same file was there."""
@@ -43,10 +43,10 @@ class Became(StrEnum):
     """Another file has its name here, and stays."""
 
 
-class NameRefused(NotPossible):
+class UnsafeRemoteName(NotPossible):
     """A remote name that leads elsewhere, or that no file can have here; nothing was written for it."""
 
-    def __init__(self, problem: tree.NameRefused) -> None:
+    def __init__(self, problem: tree.UnsafeName) -> None:
         self.name, self.reason = problem.name, problem.reason
         super().__init__(
             f"the remote side names a file `{ascii(self.name)[1:-1]}`, which is refused: it {self.reason}",
@@ -66,13 +66,13 @@ def _open_part(name: str, folder: int) -> tuple[int, bool]:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
+    """Return `name`, from another machine, if one file or folder can have it. Raises `UnsafeRemoteName`."""
     try:
         parts = tree.local_parts(name)
         if len(parts) > 1:
-            raise tree.NameRefused(name, "is a path")
-    except tree.NameRefused as problem:
-        raise NameRefused(problem) from None
+            raise tree.UnsafeName(name, "is a path")
+    except tree.UnsafeName as problem:
+        raise UnsafeRemoteName(problem) from None
     return name
 
 
@@ -86,20 +86,20 @@ class LocalFolder:
             raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
         except FileNotFoundError:
             raise NotPossible(f"the folder `{path}` cannot be made there", hint="name another folder") from None
-        self._below = tree.Below(str(path))
+        self._below = tree.GuardedFolder(str(path))
 
-    def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:
+    def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> FetchOutcome:
         """Place the file that `write` fills under its remote name, whole or not at all.
 
         A file that differs stays unless `overwrite`; a link under the name counts as one that differs. Raises
-        `NameRefused` before anything is written.
+        `UnsafeRemoteName` before anything is written.
         """
         try:
             return self._put(name, write, overwrite)
-        except tree.NameRefused as problem:
-            raise NameRefused(problem) from None
+        except tree.UnsafeName as problem:
+            raise UnsafeRemoteName(problem) from None
 
-    def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
+    def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> FetchOutcome:
         folder, last = self._below.enter(name)
         part = f".{system.urandom(8).hex()}.part"
         descriptor, is_named = _open_part(part, folder)
@@ -108,7 +108,7 @@ class LocalFolder:
                 write(opened)
                 opened.flush()
                 became = _compare(opened, folder, name, last, overwrite)
-                if became in (Became.FETCHED, Became.REPLACED):
+                if became in (FetchOutcome.FETCHED, FetchOutcome.REPLACED):
                     if not is_named:
                         os.link(f"/proc/self/fd/{opened.fileno()}", part, dst_dir_fd=folder)
                     os.rename(
@@ -126,18 +126,18 @@ class LocalFolder:
         self._below.close()
 
 
-def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) -> Became:
+def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) -> FetchOutcome:
     try:
         found = os.stat(last, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return Became.FETCHED
+        return FetchOutcome.FETCHED
     except OSError as problem:
         raise tree.explain_name(name, problem) from None
     if stat.S_ISREG(found.st_mode) and _is_same(new, folder, last):
-        return Became.SAME
+        return FetchOutcome.SAME
     if overwrite and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-        return Became.REPLACED
-    return Became.DIFFERS
+        return FetchOutcome.REPLACED
+    return FetchOutcome.DIFFERS
 
 
 def _is_same(new: BinaryIO, folder: int, last: str) -> bool:
@@ -176,10 +176,10 @@ FetchList: TypeAlias = "tuple[Files, list[RemoteFile]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchedFile:
     path: str
     size_bytes: int
-    what: Became
+    what: FetchOutcome
 
 
 class FilesDiffer(NotPossible):
@@ -221,10 +221,10 @@ def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, 
             yield folder, relative, size
 
 
-def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
+def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[FetchedFile]:
     """Copy the files, one by one, but for those that lie too deep. A file appears whole or not at all, and below `to`.
 
-    Raises `NameRefused` at the first name that leads elsewhere; files before it stay.
+    Raises `UnsafeRemoteName` at the first name that leads elsewhere; files before it stay.
     """
     listed = [each for each in listed if not each.too_deep]
     if not listed:
@@ -233,11 +233,11 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
     with LocalFolder(to, marked=all(each.place != MARKER for each in listed)) as folder:
         for each in listed:
             became = folder.put(each.place, partial(files.download, each.name), overwrite=overwrite)
-            yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
+            yield FetchedFile(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
 
 
-def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
-    if differing := [each.path for each in done if each.what is Became.DIFFERS]:
+def refuse_differing(done: Sequence[FetchedFile], folder: Path) -> None:
+    if differing := [each.path for each in done if each.what is FetchOutcome.DIFFERS]:
         raise FilesDiffer(folder, differing)
 
 
@@ -246,11 +246,11 @@ def list_task(text: str, records: RecordStore, *, last: str | None = None) -> tu
 
     Raises `NotPossible` if there are none, or this machine cannot see the folder they lie in.
     """
-    from runtime.client.resolve_id import Kind, get_task_id, identify
+    from runtime.client.resolve_id import IdKind, get_task_id, identify
     from runtime.client.tasks.results import list_tasks, read_result
 
     found = identify(text, records, last=last)
-    if found.kind is not Kind.EXPERIMENT:
+    if found.kind is not IdKind.EXPERIMENT:
         task = get_task_id(found.name, records)
         url = read_result(records, task).outputs_url
         if url is None:
@@ -270,7 +270,7 @@ def _place_of(listed: ListedTask) -> str:
     """The folder of a task among those of its experiment: its key, if a folder can have that name, or its id."""
     try:
         return check_name(listed.label) if listed.task and listed.task.key else listed.task_id
-    except NameRefused:
+    except UnsafeRemoteName:
         return listed.task_id
 
 

@@ -20,7 +20,7 @@ from runtime.client.params import SHOWN, show_params
 from runtime.client.pickler import dumps
 from runtime.client.tasks.build import is_importable
 from runtime.errors import MissingExtra, RequestRefused
-from runtime.jobs.call import Call, Pickled
+from runtime.jobs.call import FunctionCall, PickledFunction
 from runtime.shim.call import dump, is_json
 from runtime.units import format_size
 from runtime.values import dataclass
@@ -43,7 +43,7 @@ class PackedFunction:
     """A function by its name, or packed."""
 
     name: str
-    pickled: Pickled | None = None
+    pickled: PickledFunction | None = None
 
 
 def pack_function(function: Callable[..., Any]) -> PackedFunction:
@@ -65,7 +65,9 @@ def pack_function(function: Callable[..., Any]) -> PackedFunction:
         ) from problem
     text = _in_base64(packed, f"`{name}` with all that it refers to")
     python = ".".join(platform.python_version_tuple()[:2])
-    return PackedFunction(name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__))
+    return PackedFunction(
+        name=name, pickled=PickledFunction(function=text, python=python, cloudpickle=cloudpickle.__version__)
+    )
 
 
 def check_returns_value(function: Callable[..., Any]) -> None:
@@ -125,7 +127,7 @@ def make_call(
     items: Iterable[Any] | None = None,
     run: bool = False,
     folder: Path | None = None,
-) -> tuple[Call, tuple[Any, ...]]:
+) -> tuple[FunctionCall, tuple[Any, ...]]:
     """Pack a call, and the first arguments of its runs if it has `items`. `folder` is the tree that goes along.
 
     Raises like `pack_function`.
@@ -139,7 +141,7 @@ def make_call(
             _shown(pack_value(each, f"item {number} of `{packed.name}`"), [each]) for number, each in enumerate(every)
         )
         args, kwargs = (_shown(pack_value((args, kwargs), f"what `{packed.name}` is called with"), args, kwargs),), {}
-    call = Call(
+    call = FunctionCall(
         function=packed.name,
         args=args,
         kwargs=kwargs,

@@ -18,7 +18,7 @@ Point: TypeAlias = tuple[float, float | None, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MetricSeries:
     """The numbers of one metric in an attempt."""
 
     last: float
@@ -32,12 +32,12 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class ReportSummary:
     """The sum of an attempt's reports."""
 
     step: float | None = None
     of: float | None = None
-    courses: Mapping[str, Course] = field(default_factory=dict)
+    courses: Mapping[str, MetricSeries] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -50,7 +50,7 @@ class Summed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class LatestReport:
     """The last numbers of an attempt that runs."""
 
     name: str
@@ -60,29 +60,29 @@ class Reported:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def parse_sum(content: bytes) -> Summed | None:
+def parse_sum(content: bytes) -> ReportSummary | None:
     """Read a sum; None for one that is damaged, or that a newer release wrote."""
     try:
         said = json.loads(content)
         if said["schema"] != SUM_SCHEMA:
             return None
         courses = {name: _course(each) for name, each in said["names"].items()}
-        return Summed(_number(said.get("step")), _number(said.get("of")), courses)
+        return ReportSummary(_number(said.get("step")), _number(said.get("of")), courses)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
 
 
-def _course(said: Mapping[str, Any]) -> Course:
+def _course(said: Mapping[str, Any]) -> MetricSeries:
     points = tuple((float(at), _number(step), float(number)) for at, step, number in said["points"])
     least, most = _number(said["min"]), _number(said["max"])
-    return Course(float(said["last"]), least, most, int(said["count"]), int(said["every"]), points)
+    return MetricSeries(float(said["last"]), least, most, int(said["count"]), int(said["every"]), points)
 
 
-def parse_live(name: str, said: object) -> Reported | None:
+def parse_live(name: str, said: object) -> LatestReport | None:
     """Read an entry of a worker's report; None if it has another shape."""
     try:
         metrics = {str(each): float(number) for each, number in said["metrics"].items()}  # type: ignore[index]
-        return Reported(name=name, step=_number(said["step"]), of=_number(said["of"]), metrics=metrics)  # type: ignore[index]
+        return LatestReport(name=name, step=_number(said["step"]), of=_number(said["of"]), metrics=metrics)  # type: ignore[index]
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 

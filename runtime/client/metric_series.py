@@ -9,7 +9,7 @@ from typing import Any, Final
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.results import RunResult, read_run_results
 from runtime.client.jobs.status import read_sums
-from runtime.client.metric_reports import Course, parse_sum
+from runtime.client.metric_reports import MetricSeries, parse_sum
 from runtime.client.result_table import sort_key
 from runtime.client.tasks.results import TaskResult
 from runtime.client.tasks.task_facts import read_standing
@@ -25,13 +25,13 @@ LABEL: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SeriesSource:
     """A task or run that reported or returned the metric, with the function that reads its course."""
 
     label: str
     last: float
     params: Mapping[str, Any]
-    read: Callable[[], Course | None]
+    read: Callable[[], MetricSeries | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Curve:
     """The last number that was reported, also if it is not finite and so no point."""
 
 
-def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: str) -> Iterator[Source]:
+def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: str) -> Iterator[SeriesSource]:
     """Yield the tasks that reported the metric; courses of others are read when they are asked for."""
     found = _Names()
     for row in rows:
@@ -53,17 +53,17 @@ def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: s
         if metric in numbers:
             label = row.key or row.task[:14]
 
-            def read(task: str = row.task) -> Course | None:
+            def read(task: str = row.task) -> MetricSeries | None:
                 record = read_standing(records, task, with_task=False).record
                 data = records.read_reports(task, record.token) if record else None
                 summed = parse_sum(data) if data is not None else None
                 return summed.courses.get(metric) if summed else None
 
-            yield Source(_label(label, row.params), numbers[metric], row.params, read)
+            yield SeriesSource(_label(label, row.params), numbers[metric], row.params, read)
     found.check(metric)
 
 
-def sources_of_runs(jobs: Sequence[JobHandle], metric: str) -> Iterator[Source]:
+def sources_of_runs(jobs: Sequence[JobHandle], metric: str) -> Iterator[SeriesSource]:
     """Yield the runs of jobs that reported the metric, also those that go on."""
     found = _Names()
     for job in jobs:
@@ -75,13 +75,13 @@ def sources_of_runs(jobs: Sequence[JobHandle], metric: str) -> Iterator[Source]:
     found.check(metric)
 
 
-def _source_of_run(job: JobHandle, row: RunResult, metric: str, last: float, *, several: bool) -> Source:
-    def read() -> Course | None:
+def _source_of_run(job: JobHandle, row: RunResult, metric: str, last: float, *, several: bool) -> SeriesSource:
+    def read() -> MetricSeries | None:
         _, summed = read_sums(job.files, job.id, {row.index: row.attempts}).get(row.index, (row.attempts, None))
         return summed.courses.get(metric) if summed else None
 
     name = f"{job.id[:10]} {row.index}" if several else str(row.index)
-    return Source(_label(name, row.params), last, row.params, read)
+    return SeriesSource(_label(name, row.params), last, row.params, read)
 
 
 def _returned(value: object) -> dict[str, float]:
@@ -121,7 +121,7 @@ def _label(name: str, params: Mapping[str, Any]) -> str:
     return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
 
 
-def choose(sources: Sequence[Source], most: int = MOST_SHOWN) -> tuple[list[Source], str | None]:
+def choose(sources: Sequence[SeriesSource], most: int = MOST_SHOWN) -> tuple[list[SeriesSource], str | None]:
     """Return the sources to draw, and a note if that is not all: the least, the median and the greatest by their last
     numbers, of those whose last number is one."""
     if len(sources) <= most:
@@ -134,7 +134,7 @@ def choose(sources: Sequence[Source], most: int = MOST_SHOWN) -> tuple[list[Sour
     return chosen, f"least, median and greatest of {len(sources):,} by their last number"
 
 
-def make_curve(source: Source, course: Course, x: str | None) -> Curve:
+def make_curve(source: SeriesSource, course: MetricSeries, x: str | None) -> Curve:
     """Return the curve over `step` or `time` in seconds since its first point; points that are not finite are left out.
 
     Without `x` it is over steps if there are any. Raises `NotPossible` for steps of a course that has none.
@@ -151,14 +151,14 @@ def make_curve(source: Source, course: Course, x: str | None) -> Curve:
     return Curve(source.label, kept, source.last)
 
 
-def name_axis(courses: Iterable[Course], x: str | None) -> str:
+def name_axis(courses: Iterable[MetricSeries], x: str | None) -> str:
     """Return what the curves are drawn over: `step`, or `time` if no point has a step."""
     if x is not None:
         return x
     return "step" if any(step is not None for each in courses for _, step, _ in each.points) else "time"
 
 
-def pair_with(sources: Iterable[Source], param: str) -> list[tuple[Any, float, str]]:
+def pair_with(sources: Iterable[SeriesSource], param: str) -> list[tuple[Any, float, str]]:
     """Return (parameter, last number, label) of the sources that have the parameter and a finite number, in the parameter's
     order. Raises `UnknownName` if none has it."""
     every = list(sources)

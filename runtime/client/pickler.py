@@ -31,7 +31,7 @@ def dumps(value: object) -> bytes:
 def _pickler() -> Any:
     from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class SubmitPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.CodeType):
                 function, args = self.dispatch_table[types.CodeType](obj)
@@ -42,7 +42,7 @@ def _pickler() -> Any:
                 _name_class(cloudpickle, obj)
             return super().reducer_override(obj)
 
-    return Pickler
+    return SubmitPickler
 
 
 _named: Final[dict[int, type]] = {}

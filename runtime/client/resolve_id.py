@@ -17,7 +17,7 @@ from typing import Final, Protocol, runtime_checkable
 from runtime.errors import LOST_FOR_GOOD, InvalidTask, NotPossible, RequestRefused, UnknownName
 from runtime.file_trust import write_private
 from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.tasks.model import Task, experiment_digest
 from runtime.tasks.wire import decode_task
 from runtime.values import dataclass
@@ -31,20 +31,20 @@ PARTS_SEARCHED: Final = 100
 _WHOLE_ID: Final = len("t-") + 24
 
 
-class Kind(StrEnum):
+class IdKind(StrEnum):
     TASK = "task"
     WORKER = "worker"
     EXPERIMENT = "experiment"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    kind: Kind
+class ResolvedId:
+    kind: IdKind
     name: str
 
 
 class AmbiguousName(RequestRefused):
-    def __init__(self, text: str, candidates: Sequence[Identity], *, more: bool = False) -> None:
+    def __init__(self, text: str, candidates: Sequence[ResolvedId], *, more: bool = False) -> None:
         self.text, self.candidates = text, list(candidates)
         shown = ", ".join(each.name for each in candidates)
         super().__init__(
@@ -62,35 +62,35 @@ class FindsTasks(Protocol):
     def list_tasks(self, experiment: str) -> Iterator[tuple[str, StoredTask]]: ...
 
 
-def identify(text: str, records: RecordStore, *, last: str | None = None) -> Identity:
+def identify(text: str, records: RecordStore, *, last: str | None = None) -> ResolvedId:
     """Resolve `text`. `last` is the experiment that this user submitted last, if it was remembered.
 
     Raises `UnknownName` with the nearest names, `AmbiguousName` with the candidates.
     """
     if text == LAST:
-        return Identity(Kind.EXPERIMENT, find_last(records, last))
+        return ResolvedId(IdKind.EXPERIMENT, find_last(records, last))
     if text.startswith("w-"):
-        return _choose(text, Kind.WORKER, [seen.worker for seen in records.workers()])
+        return _choose(text, IdKind.WORKER, [seen.worker for seen in records.workers()])
     if text.startswith("t-"):
         _check_length(text)
         ids = []
         if text.isascii():
             ids = records.resolve(text, SHOWN + 1) or _queued_ids(records, text, SHOWN + 1)
         if ids:
-            return _choose(text, Kind.TASK, ids)
+            return _choose(text, IdKind.TASK, ids)
     names = [seen.name for seen in records.experiments()]
     if text.startswith("t-") and text not in names:
         raise _unknown_task(text, records)
-    return _choose(text, Kind.EXPERIMENT, names)
+    return _choose(text, IdKind.EXPERIMENT, names)
 
 
 def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> str:
     """Return the whole id of the task that `text` names. Raises `NotPossible` if it names something else."""
     found = identify(text, records, last=last)
-    if found.kind is Kind.TASK:
+    if found.kind is IdKind.TASK:
         return found.name
     hint = f"`runtime status {found.name}`"
-    if found.kind is Kind.EXPERIMENT:
+    if found.kind is IdKind.EXPERIMENT:
         hint += f" shows its tasks; `runtime retry --failed {found.name}` runs all that failed again"
     raise NotPossible(f"`{text}` is the {found.kind} `{found.name}`, expected a task", hint=hint)
 
@@ -98,7 +98,7 @@ def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> 
 def get_experiment(text: str, records: RecordStore, *, last: str | None = None) -> str:
     """Return the experiment that `text` names. Raises `NotPossible` if it names something else."""
     found = identify(text, records, last=last)
-    if found.kind is Kind.EXPERIMENT:
+    if found.kind is IdKind.EXPERIMENT:
         return found.name
     raise NotPossible(f"`{text}` is a {found.kind}, expected an experiment", hint="`runtime status` lists them")
 
@@ -229,22 +229,22 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
 
 @functools.cache
 def _say_once(problem: str) -> None:
-    Log(__name__).warning("%s; passed over", problem)
+    CleanLogger(__name__).warning("%s; passed over", problem)
 
 
-def _choose(text: str, kind: Kind, names: Sequence[str]) -> Identity:
+def _choose(text: str, kind: IdKind, names: Sequence[str]) -> ResolvedId:
     if text in names:
-        return Identity(kind, text)
-    candidates = [Identity(kind, name) for name in sorted(names) if name.startswith(text)]
+        return ResolvedId(kind, text)
+    candidates = [ResolvedId(kind, name) for name in sorted(names) if name.startswith(text)]
     if candidates:
         _check_length(text)
     if len(candidates) > 1:
         raise AmbiguousName(text, candidates[:SHOWN], more=len(candidates) > SHOWN)
     if not candidates:
         hints = {
-            Kind.EXPERIMENT: "`runtime status` lists experiments; ids begin with `t-` for tasks, `j-` for jobs, `w-` for workers",
-            Kind.WORKER: "`runtime status` lists the workers of the last day",
-            Kind.TASK: None,
+            IdKind.EXPERIMENT: "`runtime status` lists experiments; ids begin with `t-` for tasks, `j-` for jobs, `w-` for workers",
+            IdKind.WORKER: "`runtime status` lists the workers of the last day",
+            IdKind.TASK: None,
         }
         raise UnknownName(kind.value, text, names, hint=hints[kind])
     return candidates[0]

@@ -20,7 +20,7 @@ _CONDITION: Final = re.compile(r"\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.
 _APART: Final = ("params", "metrics", "metric_ranges")
 
 
-class Row(Protocol):
+class ResultRow(Protocol):
     """A task or run with what it returned and reported; a value class."""
 
     @property
@@ -33,10 +33,10 @@ class Row(Protocol):
     def value(self) -> Any: ...
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=ResultRow)
 
 
-def find_cell(row: Row, name: str) -> Any:
+def find_cell(row: ResultRow, name: str) -> Any:
     """Return the cell of a row in the column `name`; None if it has none."""
     if name not in _APART and name in _fields(row):
         return getattr(row, name)
@@ -54,7 +54,7 @@ def find_cell(row: Row, name: str) -> Any:
     return None
 
 
-def list_names(row: Row) -> Iterator[str]:
+def list_names(row: ResultRow) -> Iterator[str]:
     """Yield the columns that a row has."""
     yield from (name for name in _fields(row) if name not in _APART)
     yield from row.params
@@ -66,12 +66,12 @@ def list_names(row: Row) -> Iterator[str]:
         yield from (f"value.{name}" for name in row.value)
 
 
-def has_column(row: Row, name: str) -> bool:
+def has_column(row: ResultRow, name: str) -> bool:
     plain = name.removeprefix("params.").removeprefix("metrics.")
     return any(each in (name, plain) for each in list_names(row))
 
 
-def _fields(row: Row) -> list[str]:
+def _fields(row: ResultRow) -> list[str]:
     return [each.name for each in fields(row)]  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ class Condition:
     compare: str
     value: str
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: ResultRow) -> bool:
         cell = find_cell(row, self.name)
         if cell is None:
             return False
@@ -137,7 +137,7 @@ def _text(cell: object) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RowSelection:
     """Which rows are shown, in which order, and how many."""
 
     where: tuple[Condition, ...] = ()

@@ -47,7 +47,7 @@ class RemoteTraceback(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredValue:
     """The file of a value: its header and its bytes."""
 
     head: Mapping[str, Any]
@@ -63,16 +63,16 @@ class Stored:
         return f"{self.head.get('type')}: {message}" if message else str(self.head.get("type"))
 
 
-def parse_stored(content: bytes) -> Stored:
+def parse_stored(content: bytes) -> StoredValue:
     """Raises `ValueError` for bytes that are no file of a value."""
     line, _, body = content.partition(b"\n")
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("form") not in ("json", "pickle", "parts", "text"):
         raise ValueError("the file does not begin as that of a value")
-    return Stored(head, body)
+    return StoredValue(head, body)
 
 
-def load_returned(stored: Stored, what: str) -> Any:
+def load_returned(stored: StoredValue, what: str) -> Any:
     """Return the value; `what` names the call in errors. Raises `NotPossible` if this Python cannot load it."""
     try:
         return json.loads(stored.body) if stored.head["form"] == "json" else pickle.loads(stored.body)
@@ -85,7 +85,7 @@ def load_returned(stored: Stored, what: str) -> Any:
         ) from problem
 
 
-def load_raised(stored: Stored, what: str) -> BaseException:
+def load_raised(stored: StoredValue, what: str) -> BaseException:
     """Return the exception as it was raised, with its traceback as its cause; a `CallFailed` if it cannot be loaded."""
     told = str(stored.head.get("traceback", ""))
     found: object = None

@@ -27,7 +27,7 @@ _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStanding:
+class PoolDrift:
     pool: str
     accelerator: str | None
     capacity: str | None
@@ -58,7 +58,7 @@ class Mismatch:
 
 def compare_pools(
     pools: Sequence[Pool], view: ZoneView, cluster: str, plan: ReapPlan, ray: RayView | None
-) -> list[PoolStanding]:
+) -> list[PoolDrift]:
     """Return the contract's pools, then those that only nodes name, then members."""
     nodes = [node for node in view.nodes if node.cluster == cluster]
     known = {pool.name: pool for pool in pools}
@@ -70,7 +70,7 @@ def compare_pools(
         mine = [node for node in nodes if (node.pool or "") == name]
         pool, member = known.get(name), members.get(name)
         standings.append(
-            PoolStanding(
+            PoolDrift(
                 pool=name,
                 accelerator=pool.accelerator if pool else member.accelerator if member else None,
                 capacity=pool.capacity if pool else member.capacity if member else None,
@@ -122,7 +122,7 @@ def _reaps(key: str) -> str:
     return f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`"
 
 
-def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator[Mismatch]:
+def _count_mismatches(key: str, each: PoolDrift, known: set[str]) -> Iterator[Mismatch]:
     logs = f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray"
     if each.dead:
         yield Mismatch(

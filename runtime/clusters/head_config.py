@@ -19,15 +19,15 @@ STOPPED: Final = "stopped"
 START_AGAIN: Final = "`runtime cluster exec -- sudo google_metadata_script_runner startup`"
 
 
-class Verdict(StrEnum):
+class ConfigVerdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    verdict: Verdict
+class ConfigFinding:
+    verdict: ConfigVerdict
     check: str
     text: str
     fix: str | None = None
@@ -53,11 +53,11 @@ def parse_attributes(answer: Mapping[str, Any]) -> dict[str, str]:
 
 def check_head(
     key: str, cluster: ClusterOutput, attributes: Mapping[str, str] | None, *, stack: str
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     """Yield what the head's own words say against the contract. `key` is the cluster's name for commands."""
     if attributes is None:
-        yield Finding(
-            verdict=Verdict.FAIL,
+        yield ConfigFinding(
+            verdict=ConfigVerdict.FAIL,
             check="head",
             text=f"`{cluster.head}` is not there, or has said nothing of itself yet",
             fix=f"`pulumi up --refresh --stack {stack}` makes a head that is lost; a new one needs some minutes",
@@ -66,22 +66,26 @@ def check_head(
     state, waits = attributes.get(STATE, "unknown"), attributes.get("waiting-for", "nothing")
     if is_stopped(attributes):
         fix = f"{START_AGAIN} starts it again"
-        yield Finding(verdict=Verdict.WARN, check="head", text="Ray was stopped by `runtime cluster stop`", fix=fix)
+        yield ConfigFinding(
+            verdict=ConfigVerdict.WARN, check="head", text="Ray was stopped by `runtime cluster stop`", fix=fix
+        )
     elif state == "ready":
-        yield Finding(verdict=Verdict.OK, check="head", text="ready")
+        yield ConfigFinding(verdict=ConfigVerdict.OK, check="head", text="ready")
     else:
-        yield Finding(
-            verdict=Verdict.WARN,
+        yield ConfigFinding(
+            verdict=ConfigVerdict.WARN,
             check="head",
             text=f"{state}: for {waits}",
             fix="`runtime image push` and `runtime secrets put` bring what it waits for; it goes on by itself",
         )
     used = attributes.get("config-sha256")
     if used == cluster.config_sha256:
-        yield Finding(verdict=Verdict.OK, check="file", text=f"the autoscaler's file is the contract's, {used[:12]}")
+        yield ConfigFinding(
+            verdict=ConfigVerdict.OK, check="file", text=f"the autoscaler's file is the contract's, {used[:12]}"
+        )
     else:
-        yield Finding(
-            verdict=Verdict.FAIL,
+        yield ConfigFinding(
+            verdict=ConfigVerdict.FAIL,
             check="file",
             text=f"the head uses {used[:12] if used else 'no file'}, the contract has {cluster.config_sha256[:12]}",
             fix=f"`pulumi up --stack {stack}` if the settings are newer, `runtime stack publish --stack {stack}` if the "
@@ -89,10 +93,10 @@ def check_head(
         )
     restart = attributes.get("restart-needed", "no")
     if restart == "no":
-        yield Finding(verdict=Verdict.OK, check="restart", text="Ray runs with the files of the machine")
+        yield ConfigFinding(verdict=ConfigVerdict.OK, check="restart", text="Ray runs with the files of the machine")
     else:
-        yield Finding(
-            verdict=Verdict.WARN,
+        yield ConfigFinding(
+            verdict=ConfigVerdict.WARN,
             check="restart",
             text=f"Ray runs with older files than the machine has: {restart}",
             fix=f"`runtime cluster restart --cluster {key}` applies them, and takes up the jobs",

@@ -38,7 +38,7 @@ KEY_MARK: Final = "@@HEAD_PUBLIC_KEY@@"
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
-class Capacity(StrEnum):
+class MemberCapacity(StrEnum):
     RESERVED = "reserved"
     ON_DEMAND = "on_demand"
     SPOT = "spot"
@@ -49,7 +49,7 @@ class Capacity(StrEnum):
 class MemberSpec:
     name: str
     accelerator: str
-    capacity: Capacity = Capacity.RESERVED
+    capacity: MemberCapacity = MemberCapacity.RESERVED
     reservation: str | None = None
     """`projects/P/locations/Z/reservations/R`; None is any reservation of the project."""
     runtime_version: str | None = None
@@ -82,7 +82,7 @@ class HeadFacts:
     """Whether an operator stopped Ray there."""
 
 
-class Step(StrEnum):
+class MemberStep(StrEnum):
     CREATE = "create"
     REPLACE = "replace"
     """A node of this name will never work again: remove it, then create."""
@@ -95,7 +95,7 @@ def make_specs(
     *,
     name: str,
     count: int = 1,
-    capacity: Capacity = Capacity.RESERVED,
+    capacity: MemberCapacity = MemberCapacity.RESERVED,
     reservation: str | None = None,
     runtime_version: str | None = None,
 ) -> list[MemberSpec]:
@@ -105,7 +105,7 @@ def make_specs(
     for option, text in (("--reservation", reservation), ("--runtime-version", runtime_version)):
         if text is not None and not text.strip():
             raise InvalidValue(option, text, "a name, which a variable of your shell may have lacked")
-    if reservation is not None and capacity is not Capacity.RESERVED:
+    if reservation is not None and capacity is not MemberCapacity.RESERVED:
         raise NotPossible(
             f"`--reservation` is for reserved TPUs, and `--capacity` is {capacity}", hint="`--capacity reserved`"
         )
@@ -127,17 +127,17 @@ def make_specs(
     ]
 
 
-def plan_members(specs: Iterable[MemberSpec], nodes: Iterable[TpuNode], cluster: str) -> dict[str, Step]:
+def plan_members(specs: Iterable[MemberSpec], nodes: Iterable[TpuNode], cluster: str) -> dict[str, MemberStep]:
     """Decide what is to be done for each name. Raises `NotPossible` for a name that something else has."""
     known = {node.name: node for node in nodes}
     steps = {}
     for spec in specs:
         node = known.get(spec.name)
         if node is None:
-            steps[spec.name] = Step.CREATE
+            steps[spec.name] = MemberStep.CREATE
             continue
         _expect_same(spec, node, cluster)
-        steps[spec.name] = Step.REPLACE if node.state in DEAD or node.state == "DELETING" else Step.KEEP
+        steps[spec.name] = MemberStep.REPLACE if node.state in DEAD or node.state == "DELETING" else MemberStep.KEEP
     return steps
 
 
@@ -243,7 +243,7 @@ def _choose_pool(spec: MemberSpec, config: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _scheduling(spec: MemberSpec) -> dict[str, Any]:
-    if spec.capacity is Capacity.ON_DEMAND:
+    if spec.capacity is MemberCapacity.ON_DEMAND:
         return {}
     return {str(spec.capacity): True, **({"reservationName": spec.reservation} if spec.reservation else {})}
 

@@ -8,12 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from runtime.clusters.reaper import ReapRun
-from runtime.clusters.reaper_state import Memory, write_whole
+from runtime.clusters.reaper_state import ReaperState, write_whole
 from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ClusterMetrics:
     """A cluster's run, and what is known after it."""
 
     cluster: str
@@ -21,15 +21,15 @@ class Measured:
     max: Mapping[str, int]
     """By pool."""
     run: ReapRun
-    memory: Memory
+    memory: ReaperState
 
 
-def write_metrics(path: Path, measured: list[Measured], now: datetime, seconds: float) -> None:
+def write_metrics(path: Path, measured: list[ClusterMetrics], now: datetime, seconds: float) -> None:
     """Replace the file at `path` by the numbers of this run. Raises `InfrastructureFailure` if it cannot be written."""
     write_whole(path, render_metrics(measured, now, seconds))
 
 
-def render_metrics(measured: list[Measured], now: datetime, seconds: float) -> bytes:
+def render_metrics(measured: list[ClusterMetrics], now: datetime, seconds: float) -> bytes:
     import prometheus_client as prometheus
 
     registry = prometheus.CollectorRegistry()

@@ -46,7 +46,7 @@ class ClusterStopped(NotPossible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MemberOutcome:
     """What became of one member."""
 
     name: str
@@ -91,7 +91,7 @@ class Outcome:
         return self.state in ("CREATING", "READY") and not self.is_whole
 
 
-class Joining:
+class Provisioner:
     """Creates members and waits until they are whole; the only place that creates nodes."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Joining:
         look_ray: Callable[[], RayView] | None = None,
         has_stopped: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda _: None,
-    ) -> list[Outcome]:
+    ) -> list[MemberOutcome]:
         """Create what is missing and wait until Google, and Ray if it is asked, list all hosts of each member.
 
         Safe to call again after an interruption: what was made is found by its name. A member that is not whole within
@@ -194,7 +194,7 @@ class Joining:
         look_ray: Callable[[], RayView] | None,
         has_stopped: Callable[[], bool],
         say: Callable[[str], None],
-    ) -> tuple[list[Outcome], dict[str, TpuNode]]:
+    ) -> tuple[list[MemberOutcome], dict[str, TpuNode]]:
         # Nobody waits for what a call makes that does not wait.
         self._deadline = deadline = self._clock() + (within.total_seconds() if wait else 0.0)
         said: dict[str, str] = {}
@@ -313,8 +313,8 @@ class Joining:
                 if each.error is not None:
                     self._trouble[each.dead.name] = f"it cannot be removed: {each.error}"
 
-    def _judge(self, spec: MemberSpec, node: TpuNode | None, ray: RayView | None, *, asked: bool) -> Outcome:
-        outcome = Outcome(
+    def _judge(self, spec: MemberSpec, node: TpuNode | None, ray: RayView | None, *, asked: bool) -> MemberOutcome:
+        outcome = MemberOutcome(
             name=spec.name,
             accelerator=spec.accelerator,
             capacity=str(spec.capacity),
@@ -341,7 +341,7 @@ class Joining:
         others = node.maker not in (None, self._token) and until is not None and until > self._googles_now()
         return until if others else None
 
-    def _undo(self, outcomes: list[Outcome], nodes: Mapping[str, TpuNode]) -> list[Outcome]:
+    def _undo(self, outcomes: list[MemberOutcome], nodes: Mapping[str, TpuNode]) -> list[MemberOutcome]:
         """Remove members that did not become whole: a slice has all its hosts or none."""
         from runtime.clusters.reap_policy import find_removable
 
@@ -352,7 +352,7 @@ class Joining:
         return [_with_removal(each, removals.get(each.name)) for each in outcomes]
 
 
-def _with_removal(outcome: Outcome, removal: Removal | None) -> Outcome:
+def _with_removal(outcome: MemberOutcome, removal: Removal | None) -> MemberOutcome:
     if removal is None:
         return outcome
     if removal.error is None:
@@ -365,7 +365,7 @@ def _others(name: str) -> str:
     return f"run the same command then; `runtime cluster remove {name}` ends it now"
 
 
-def _stopped(outcome: Outcome) -> Outcome:
+def _stopped(outcome: MemberOutcome) -> MemberOutcome:
     """A member of a cluster that is stopped; only what this call made is removed by it."""
     why = "the cluster was stopped by `runtime cluster stop` meanwhile"
     step = f"{START_AGAIN} starts Ray again"
@@ -383,7 +383,7 @@ def _look(look_ray: Callable[[], RayView] | None) -> RayView | None:
         return None
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: MemberOutcome) -> str:
     if outcome.error is not None:
         return outcome.error
     hosts = f"{outcome.hosts} of {count_hosts(outcome.accelerator)} hosts"
@@ -394,7 +394,7 @@ def _describe(outcome: Outcome) -> str:
     return f"{outcome.state}, {hosts}{in_ray}{trouble}"
 
 
-def _expired(outcome: Outcome, within: timedelta, *, unknown: bool) -> Outcome:
+def _expired(outcome: MemberOutcome, within: timedelta, *, unknown: bool) -> MemberOutcome:
     what = _describe(outcome) if outcome.state or outcome.trouble else "google lists no such node"
     what += ", and Ray does not answer" if unknown else ""
     if outcome.others_until is not None:

@@ -2,7 +2,7 @@
 
 Some are dead at first sight: preempted, too long in creation, made for an older head. Others may only be changing: a node
 that is being deleted, a slice that lacks a host, a node whose head cannot be found. These are suspects, and are removed
-when they have been suspects for as long as `Bounds` says.
+when they have been suspects for as long as `ReapTimes` says.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Suspicion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReapTimes:
     """Times after which something counts as dead."""
 
     creation: timedelta = timedelta(hours=1)
@@ -54,11 +54,11 @@ class Bounds:
         }[suspicion]
 
 
-BOUNDS: Final = Bounds()
+BOUNDS: Final = ReapTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dead:
+class DeadResource:
     """A node that will never run again, or a queued resource that gives no more nodes and whose nodes were all one
     cluster's."""
 
@@ -101,7 +101,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class PendingReap:
     """A suspect, and when it will count as dead if nothing changes."""
 
     suspect: Suspect
@@ -110,9 +110,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapPlan:
-    dead: tuple[Dead, ...]
+    dead: tuple[DeadResource, ...]
     """Nodes, then queued resources, to remove; each once."""
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingReap, ...]
     live: Mapping[str, int]
     """Pool → nodes that Ray counts or should."""
     seen: Mapping[str, datetime]
@@ -120,7 +120,7 @@ class ReapPlan:
 
 
 def plan_reaping(
-    view: ZoneView, cluster: str, now: datetime, *, seen: Mapping[str, datetime], bounds: Bounds = BOUNDS
+    view: ZoneView, cluster: str, now: datetime, *, seen: Mapping[str, datetime], bounds: ReapTimes = BOUNDS
 ) -> ReapPlan:
     """Decide what to remove of `cluster`, and what other clusters of ours left in its zone.
 
@@ -150,7 +150,7 @@ def plan_reaping(
 
 def find_dead(
     nodes: Iterable[TpuNode], cluster: str, now: datetime, *, longest_creation: timedelta = BOUNDS.creation
-) -> list[Dead]:
+) -> list[DeadResource]:
     """Return the nodes that belong to `cluster`, are no head, and will never run again."""
     found = []
     for node in nodes:
@@ -166,7 +166,7 @@ def find_dead(
     return found
 
 
-def find_orphans(view: ZoneView, cluster: str) -> list[Dead]:
+def find_orphans(view: ZoneView, cluster: str) -> list[DeadResource]:
     """Return the nodes that an older head of `cluster` made: the head of today has no key for them, and no job on them.
 
     No member is among them: it joins every head by itself.
@@ -185,10 +185,12 @@ def find_orphans(view: ZoneView, cluster: str) -> list[Dead]:
     ]
 
 
-def find_spent(resources: Iterable[QueuedResource], cluster: str) -> list[Dead]:
+def find_spent(resources: Iterable[QueuedResource], cluster: str) -> list[DeadResource]:
     """Return the queued resources that failed or were suspended and asked for nodes of `cluster` alone."""
     return [
-        Dead(resource=each.resource, why=f"queued resource {each.state}", kind=each.state.lower(), state=each.state)
+        DeadResource(
+            resource=each.resource, why=f"queued resource {each.state}", kind=each.state.lower(), state=each.state
+        )
         for each in resources
         if each.state in SPENT and each.cluster == cluster
     ]
@@ -242,8 +244,8 @@ def find_headless(view: ZoneView, cluster: str) -> list[Suspect]:
 
 
 def split_suspects(
-    suspects: Iterable[Suspect], seen: Mapping[str, datetime], now: datetime, bounds: Bounds = BOUNDS
-) -> tuple[list[Dead], list[Waiting]]:
+    suspects: Iterable[Suspect], seen: Mapping[str, datetime], now: datetime, bounds: ReapTimes = BOUNDS
+) -> tuple[list[DeadResource], list[PendingReap]]:
     """Separate the suspects that have been suspects for too long from the others."""
     overdue, waiting = [], []
     for each in suspects:
@@ -251,7 +253,7 @@ def split_suspects(
         if now - since >= bound:
             why = f"{each.what} for {format_duration(timedelta(seconds=int((now - since).total_seconds())))}"
             overdue.append(
-                Dead(
+                DeadResource(
                     resource=each.resource,
                     why=why,
                     kind=each.suspicion,
@@ -261,15 +263,15 @@ def split_suspects(
                 )
             )
         else:
-            waiting.append(Waiting(suspect=each, until=since + bound))
+            waiting.append(PendingReap(suspect=each, until=since + bound))
     return overdue, waiting
 
 
-def find_billed(view: ZoneView, cluster: str) -> list[Dead]:
+def find_billed(view: ZoneView, cluster: str) -> list[DeadResource]:
     """Return everything of `cluster` that costs money without its head: nodes, and queued resources that give some."""
     nodes = [_dead(node, f"node {node.state}", "stopped") for node in view.nodes if node.cluster == cluster]
     queued = [
-        Dead(resource=each.resource, why=f"queued resource {each.state}", kind="stopped", state=each.state)
+        DeadResource(resource=each.resource, why=f"queued resource {each.state}", kind="stopped", state=each.state)
         for each in view.queued
         if each.cluster == cluster
     ]
@@ -277,7 +279,7 @@ def find_billed(view: ZoneView, cluster: str) -> list[Dead]:
     return sorted(_through_queue(found, view), key=lambda each: (not each.is_queued, each.resource))
 
 
-def find_removable(nodes: Iterable[TpuNode]) -> list[Dead]:
+def find_removable(nodes: Iterable[TpuNode]) -> list[DeadResource]:
     """Return nodes that somebody removes by name."""
     return [_dead(node, f"node {node.state}", "removed") for node in nodes]
 
@@ -297,14 +299,16 @@ def render_add(node: TpuNode) -> str | None:
     return shlex.join([*words, *(("--reservation", node.reservation) if node.reservation else ())])
 
 
-def _through_queue(dead: Mapping[str, Dead], view: ZoneView) -> list[Dead]:
+def _through_queue(dead: Mapping[str, DeadResource], view: ZoneView) -> list[DeadResource]:
     """Leave out nodes whose queued resource goes too: Google deletes them with it."""
     asked = {node.resource: node.queued_resource for node in view.nodes}
     return [each for each in dead.values() if asked.get(each.resource) not in dead]
 
 
-def _dead(node: TpuNode, why: str, kind: str) -> Dead:
-    return Dead(resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state, again=render_add(node))
+def _dead(node: TpuNode, why: str, kind: str) -> DeadResource:
+    return DeadResource(
+        resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state, again=render_add(node)
+    )
 
 
 def _suspect(each: TpuNode | QueuedResource, suspicion: Suspicion, what: str) -> Suspect:

@@ -25,8 +25,8 @@ from runtime.clusters.nodes import (
     parse_node,
     parse_queued,
 )
-from runtime.clusters.reap_policy import BOUNDS, Bounds, Dead, ReapPlan, plan_reaping
-from runtime.clusters.reaper_state import Memory, back_off, forgive, recall_seen, waits_until
+from runtime.clusters.reap_policy import BOUNDS, DeadResource, ReapPlan, ReapTimes, plan_reaping
+from runtime.clusters.reaper_state import ReaperState, back_off, forgive, recall_seen, waits_until
 from runtime.errors import InfrastructureFailure, explain_briefly
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
 from runtime.values import dataclass, replace
@@ -58,7 +58,7 @@ _QUEUED_FIELDS: Final = "nextPageToken,unreachable,queuedResources(name,state,tp
 class Removal:
     """What became of one resource."""
 
-    dead: Dead
+    dead: DeadResource
     error: str | None = None
     """Why it is still there."""
     gone: bool = False
@@ -97,7 +97,7 @@ class Reaper:
         skew = self._api.skew
         return timedelta(0) if skew is None or abs(skew) < _RIGHT_CLOCK else skew
 
-    def remove(self, dead: Sequence[Dead]) -> list[Removal]:
+    def remove(self, dead: Sequence[DeadResource]) -> list[Removal]:
         """Delete, and read back whether Google does it.
 
         A resource that is gone already counts as removed. If Google refuses one for a passing reason, such as too many
@@ -123,7 +123,7 @@ class Reaper:
             *(Removal(dead=each, postponed=True, error="left to the next run") for each in rest),
         ]
 
-    def _delete(self, dead: Dead) -> InfrastructureFailure | None:
+    def _delete(self, dead: DeadResource) -> InfrastructureFailure | None:
         query = {"force": "true"} if dead.is_queued else {}
         try:
             self._api.delete("tpu", f"{API}/{dead.resource}", **query)
@@ -131,7 +131,7 @@ class Reaper:
             return None if isinstance(problem, GoogleRefused) and problem.status == 404 else problem
         return None
 
-    def _read_back(self, dead: Iterable[Dead]) -> dict[str, Removal]:
+    def _read_back(self, dead: Iterable[DeadResource]) -> dict[str, Removal]:
         """List again until Google has begun each deletion; an accepted deletion may still fail later."""
         left = {each.resource: each for each in dead}
         verdicts: dict[str, Removal] = {}
@@ -156,7 +156,7 @@ class Reaper:
             name: Removal(dead=each, error=f"still {states[name]} {waited}") for name, each in left.items()
         }
 
-    def _states(self, dead: Iterable[Dead]) -> dict[str, str]:
+    def _states(self, dead: Iterable[DeadResource]) -> dict[str, str]:
         kinds = {each.is_queued for each in dead}
         listed: list[TpuNode | QueuedResource] = [
             *(self.list_nodes() if False in kinds else ()),
@@ -203,8 +203,14 @@ class ReapRun:
 
 
 def reap_once(
-    reaper: Reaper, cluster: str, memory: Memory, now: datetime, *, bounds: Bounds = BOUNDS, dry_run: bool = False
-) -> tuple[ReapRun, Memory]:
+    reaper: Reaper,
+    cluster: str,
+    memory: ReaperState,
+    now: datetime,
+    *,
+    bounds: ReapTimes = BOUNDS,
+    dry_run: bool = False,
+) -> tuple[ReapRun, ReaperState]:
     """Remove what is dead in one cluster and its zone; returns what was done and what the next run has to know.
 
     A dry run asks a zone that is left alone too, removes nothing, and returns the memory as it was.
@@ -227,8 +233,8 @@ def reap_once(
 
 
 def _remember(
-    memory: Memory, plan: ReapPlan, removals: Sequence[Removal], now: datetime, *, looked_at: datetime
-) -> Memory:
+    memory: ReaperState, plan: ReapPlan, removals: Sequence[Removal], now: datetime, *, looked_at: datetime
+) -> ReaperState:
     tried = {each.dead.resource for each in removals if not each.postponed}
     removed = Counter(each.dead.kind for each in removals if each.error is None)
     after = replace(

@@ -25,7 +25,7 @@ LONGEST_GAP: Final = LONGEST_PAUSE + timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class ReaperState:
     """Of one cluster. Refusals and the pause after them are also kept for the zone, since its clusters share them."""
 
     seen: Mapping[str, datetime] = field(default_factory=dict)
@@ -42,46 +42,46 @@ class Memory:
     """Deletions that failed so far."""
 
 
-def back_off(memory: Memory, now: datetime) -> Memory:
+def back_off(memory: ReaperState, now: datetime) -> ReaperState:
     """Leave the zone alone for twice as long as after its last refusal, at most ten minutes."""
     pause = min(FIRST_PAUSE * 2 ** min(memory.refusals, 10), LONGEST_PAUSE)
     return replace(memory, refusals=memory.refusals + 1, wait_until=now + pause)
 
 
-def forgive(memory: Memory) -> Memory:
+def forgive(memory: ReaperState) -> ReaperState:
     return replace(memory, refusals=0, wait_until=None)
 
 
-def waits_until(memory: Memory, now: datetime) -> datetime | None:
+def waits_until(memory: ReaperState, now: datetime) -> datetime | None:
     """Return the time until which the zone is left alone; None if it may be asked. After the clock was set back by more than
     the longest pause it may."""
     until = memory.wait_until
     return None if until is None or until <= now or until - now > LONGEST_PAUSE else until
 
 
-def recall_seen(memory: Memory, now: datetime) -> Mapping[str, datetime]:
+def recall_seen(memory: ReaperState, now: datetime) -> Mapping[str, datetime]:
     """Return the suspects of earlier runs and when each was first seen; none if the last look is long ago or unknown."""
     at = memory.looked_at
     return memory.seen if at is not None and abs(now - at) <= LONGEST_GAP else {}
 
 
-def share_pause(memory: Memory, zone: Memory) -> Memory:
+def share_pause(memory: ReaperState, zone: ReaperState) -> ReaperState:
     """Return a cluster's memory with the refusals of its zone, which other clusters may have had."""
     return replace(memory, refusals=zone.refusals, wait_until=zone.wait_until)
 
 
-def load_memory(path: Path) -> Memory:
+def load_memory(path: Path) -> ReaperState:
     try:
         return _decode(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return Memory()
+        return ReaperState()
     except OSError as problem:
         raise _failure("read", path, problem) from problem
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, InvalidValue):
-        return Memory()
+        return ReaperState()
 
 
-def save_memory(path: Path, memory: Memory) -> None:
+def save_memory(path: Path, memory: ReaperState) -> None:
     write_whole(path, json.dumps(_encode(memory), sort_keys=True).encode())
 
 
@@ -106,7 +106,7 @@ def _failure(verb: str, path: Path, problem: OSError) -> InfrastructureFailure:
     )
 
 
-def _encode(memory: Memory) -> dict[str, Any]:
+def _encode(memory: ReaperState) -> dict[str, Any]:
     return {
         "seen": {key: format_time(at) for key, at in memory.seen.items()},
         "looked_at": None if memory.looked_at is None else format_time(memory.looked_at),
@@ -117,12 +117,12 @@ def _encode(memory: Memory) -> dict[str, Any]:
     }
 
 
-def _decode(value: Mapping[str, Any]) -> Memory:
+def _decode(value: Mapping[str, Any]) -> ReaperState:
     until, looked_at = value["wait_until"], value.get("looked_at")
     counts = [value["refusals"], value["failed"], *value["removed"].values()]
     if any(int(count) < 0 for count in counts):
         raise ValueError("a count is negative")
-    return Memory(
+    return ReaperState(
         seen={str(key): parse_time(at) for key, at in value["seen"].items()},
         looked_at=None if looked_at is None else parse_time(looked_at),
         refusals=int(value["refusals"]),

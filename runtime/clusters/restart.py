@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.faults import reach
-from runtime.jobs.maintenance_lock import Hold
+from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass
 
 
-class Step(StrEnum):
+class RestartStep(StrEnum):
     HOLD = "hold"
     """Mark the cluster, so that nobody starts jobs meanwhile."""
     ASK = "ask"
@@ -36,7 +36,7 @@ class Step(StrEnum):
     DONE = "done"
 
 
-AFTER_HEAD: Final = (Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP, Step.RELEASE)
+AFTER_HEAD: Final = (RestartStep.REAP, RestartStep.AWAIT_MEMBERS, RestartStep.TAKE_UP, RestartStep.RELEASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class HeadJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartView:
-    hold: Hold | None
+    hold: MaintenanceLock | None
     session: str | None
     """None if the head does not answer."""
     jobs: tuple[HeadJob, ...] = ()
@@ -73,7 +73,7 @@ class ForeignJobs(NotPossible):
     """Jobs that are not ours would be lost, or nobody knows whether there are any. Ray was not restarted, and without a
     `hold` nothing was changed."""
 
-    def __init__(self, jobs: Collection[HeadJob] | None, hold: Hold | None = None) -> None:
+    def __init__(self, jobs: Collection[HeadJob] | None, hold: MaintenanceLock | None = None) -> None:
         self.jobs = jobs
         if jobs is None:
             super().__init__(
@@ -95,10 +95,10 @@ class ForeignJobs(NotPossible):
         )
 
 
-class TakenOver(InfrastructureFailure):
+class RestartTakenOver(InfrastructureFailure):
     """The mark is no longer this command's: another one took it over, because this one stood still."""
 
-    def __init__(self, hold: Hold | None) -> None:
+    def __init__(self, hold: MaintenanceLock | None) -> None:
         self.holder = hold.by if hold else None
         super().__init__(
             f"{hold.by} took this restart over"
@@ -112,7 +112,7 @@ class TakenOver(InfrastructureFailure):
 class HeadSilent(InfrastructureFailure):
     """A restart cannot be given up: the head may still know jobs as stopped, which would then count as cancelled."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: MaintenanceLock) -> None:
         self.hold = hold
         super().__init__(
             f"the head does not answer, and may know {count_noun(len(hold.asked), 'job')} as stopped",
@@ -136,18 +136,20 @@ def find_foreign(view: RestartView) -> list[HeadJob]:
     return [each for each in view.jobs if not each.ours and each.lives]
 
 
-def decide_step(view: RestartView, *, token: str, done: Collection[Step] = (), drop_foreign: bool = False) -> Step:
-    """Decide what is due. `token` is that of the hold of this command. Raises `ForeignJobs` and `TakenOver`."""
-    if Step.RELEASE in done:
-        return Step.DONE
+def decide_step(
+    view: RestartView, *, token: str, done: Collection[RestartStep] = (), drop_foreign: bool = False
+) -> RestartStep:
+    """Decide what is due. `token` is that of the hold of this command. Raises `ForeignJobs` and `RestartTakenOver`."""
+    if RestartStep.RELEASE in done:
+        return RestartStep.DONE
     hold = view.hold
     ours = hold is not None and hold.token == token
-    if Step.HOLD in done and not ours:
-        raise TakenOver(hold)
+    if RestartStep.HOLD in done and not ours:
+        raise RestartTakenOver(hold)
     if not drop_foreign:
         _refuse_foreign(view)
     if hold is None or not ours:
-        return Step.HOLD
+        return RestartStep.HOLD
     if not has_restarted(view):
         return _before_restart(view, hold, done)
     return next(step for step in AFTER_HEAD if step not in done)
@@ -165,43 +167,43 @@ def _refuse_foreign(view: RestartView) -> None:
         raise ForeignJobs(foreign, hold)
 
 
-def _before_restart(view: RestartView, hold: Hold, done: Collection[Step]) -> Step:
+def _before_restart(view: RestartView, hold: MaintenanceLock, done: Collection[RestartStep]) -> RestartStep:
     if hold.commanded:
-        return Step.AWAIT_HEAD
+        return RestartStep.AWAIT_HEAD
     living = {each.name for each in view.jobs if each.ours and each.lives}
-    if living - {*hold.asked} or (living and Step.ASK not in done):
-        return Step.ASK
+    if living - {*hold.asked} or (living and RestartStep.ASK not in done):
+        return RestartStep.ASK
     known = [each for each in view.jobs if each.name in hold.asked]
-    if known and Step.AWAIT_ENDS not in done:
-        return Step.AWAIT_ENDS
-    if any(not each.lives for each in known) and Step.FORGET not in done:
-        return Step.FORGET
-    return Step.RESTART
+    if known and RestartStep.AWAIT_ENDS not in done:
+        return RestartStep.AWAIT_ENDS
+    if any(not each.lives for each in known) and RestartStep.FORGET not in done:
+        return RestartStep.FORGET
+    return RestartStep.RESTART
 
 
-def decide_give_up(view: RestartView, *, token: str, done: Collection[Step] = ()) -> Step:
-    """Decide what is due to give a restart up. Raises `HeadSilent` and `TakenOver`."""
+def decide_give_up(view: RestartView, *, token: str, done: Collection[RestartStep] = ()) -> RestartStep:
+    """Decide what is due to give a restart up. Raises `HeadSilent` and `RestartTakenOver`."""
     hold = view.hold
-    if Step.RELEASE in done or (hold is None and not done):
-        return Step.DONE
+    if RestartStep.RELEASE in done or (hold is None and not done):
+        return RestartStep.DONE
     if hold is None or hold.token != token:
-        if Step.HOLD in done:
-            raise TakenOver(hold)
-        return Step.HOLD
+        if RestartStep.HOLD in done:
+            raise RestartTakenOver(hold)
+        return RestartStep.HOLD
     if view.session is None:
         if _may_hide_stopped(view, hold):
             raise HeadSilent(hold)
-        return Step.RELEASE
+        return RestartStep.RELEASE
     if not has_restarted(view):
         known = [each for each in view.jobs if each.name in hold.asked]
-        if known and Step.AWAIT_ENDS not in done:
-            return Step.AWAIT_ENDS
-        if any(not each.lives for each in known) and Step.FORGET not in done:
-            return Step.FORGET
-    return Step.RELEASE if Step.TAKE_UP in done else Step.TAKE_UP
+        if known and RestartStep.AWAIT_ENDS not in done:
+            return RestartStep.AWAIT_ENDS
+        if any(not each.lives for each in known) and RestartStep.FORGET not in done:
+            return RestartStep.FORGET
+    return RestartStep.RELEASE if RestartStep.TAKE_UP in done else RestartStep.TAKE_UP
 
 
-def _may_hide_stopped(view: RestartView, hold: Hold) -> bool:
+def _may_hide_stopped(view: RestartView, hold: MaintenanceLock) -> bool:
     """Whether a head that does not answer may know jobs as stopped."""
     return view.session is None and bool(hold.asked) and not hold.commanded
 
@@ -209,7 +211,7 @@ def _may_hide_stopped(view: RestartView, hold: Hold) -> bool:
 class World(Protocol):
     def look(self) -> RestartView: ...
 
-    def act(self, step: Step, view: RestartView) -> None:
+    def act(self, step: RestartStep, view: RestartView) -> None:
         """Do one step. Raises what cannot be done; the hold stays, and the same command goes on later."""
 
     def answers_again(self) -> bool:
@@ -218,29 +220,29 @@ class World(Protocol):
 
 def restart(world: World, *, token: str, drop_foreign: bool = False) -> None:
     """Look, decide and act until all is done."""
-    done: set[Step] = set()
+    done: set[RestartStep] = set()
     while True:
         view = world.look()
         step = decide_step(view, token=token, done=done, drop_foreign=drop_foreign)
-        if step is Step.DONE:
+        if step is RestartStep.DONE:
             return
         world.act(step, view)
         done.add(step)
-        if step is Step.ASK:
+        if step is RestartStep.ASK:
             # A job that was launched just before the mark is given its time too.
-            done -= {Step.AWAIT_ENDS, Step.FORGET}
+            done -= {RestartStep.AWAIT_ENDS, RestartStep.FORGET}
         reach(f"restart.{step}")
 
 
-def give_up(world: World, *, token: str) -> set[Step]:
+def give_up(world: World, *, token: str) -> set[RestartStep]:
     """Look, decide and act until nothing is left of a restart that was begun; returns what was done."""
-    done: set[Step] = set()
+    done: set[RestartStep] = set()
     while True:
         view = world.look()
-        if view.session is None and Step.HOLD in done and world.answers_again():
+        if view.session is None and RestartStep.HOLD in done and world.answers_again():
             continue
         step = decide_give_up(view, token=token, done=done)
-        if step is Step.DONE:
+        if step is RestartStep.DONE:
             return done
         world.act(step, view)
         done.add(step)
@@ -261,45 +263,51 @@ def tell_standing(view: RestartView) -> str:
     return f"{hold.by} began it at {format_time(hold.since)}: {asked}, {ray}"
 
 
-def foresee_give_up(view: RestartView, *, open_jobs: int) -> Iterator[tuple[Step, str]]:
+def foresee_give_up(view: RestartView, *, open_jobs: int) -> Iterator[tuple[RestartStep, str]]:
     """Yield each step that giving up would do now, with what it would do."""
     hold = view.hold
     if hold is None:
         return
-    yield Step.HOLD, f"take the mark over, unless its maker is at work; {tell_standing(view)}"
+    yield RestartStep.HOLD, f"take the mark over, unless its maker is at work; {tell_standing(view)}"
     if _may_hide_stopped(view, hold):
-        yield Step.RELEASE, f"refused, and the mark stays: {HeadSilent(hold).message}"
+        yield RestartStep.RELEASE, f"refused, and the mark stays: {HeadSilent(hold).message}"
         return
     known = [] if has_restarted(view) else [each for each in view.jobs if each.name in hold.asked]
     if living := [each for each in known if each.lives]:
-        yield Step.AWAIT_ENDS, f"wait for {count_noun(len(living), 'job')} asked to end"
+        yield RestartStep.AWAIT_ENDS, f"wait for {count_noun(len(living), 'job')} asked to end"
     if known:
-        yield Step.FORGET, f"delete {count_noun(len(known), 'job')} on the head, so that none counts as cancelled"
+        yield (
+            RestartStep.FORGET,
+            f"delete {count_noun(len(known), 'job')} on the head, so that none counts as cancelled",
+        )
     if view.session is not None:
-        yield Step.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
-    yield Step.RELEASE, "remove the mark"
+        yield RestartStep.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
+    yield RestartStep.RELEASE, "remove the mark"
 
 
-def foresee(view: RestartView, *, boot: Mapping[str, str] | None, open_jobs: int) -> Iterator[tuple[Step, str]]:
+def foresee(view: RestartView, *, boot: Mapping[str, str] | None, open_jobs: int) -> Iterator[tuple[RestartStep, str]]:
     """Yield each step that a restart would do now, with what it would do."""
     hold = None if view.stale else view.hold
     ours = [each for each in view.jobs if each.ours and each.lives]
     if view.stale and view.hold is not None:
-        yield Step.HOLD, f"{view.hold.tell()}, and gave no sign for an hour: begin anew"
+        yield RestartStep.HOLD, f"{view.hold.tell()}, and gave no sign for an hour: begin anew"
     elif hold is not None:
-        yield Step.HOLD, f"{hold.tell()}: go on with it, unless its maker is at work"
+        yield RestartStep.HOLD, f"{hold.tell()}: go on with it, unless its maker is at work"
     else:
-        yield Step.HOLD, "mark the cluster: launches and keepers wait"
+        yield RestartStep.HOLD, "mark the cluster: launches and keepers wait"
     if view.stale or not has_restarted(view):
         if not (hold and hold.commanded):
-            yield Step.ASK, f"ask {count_noun(len(ours), 'job')} to end with a checkpoint" if ours else "no job lives"
+            yield (
+                RestartStep.ASK,
+                f"ask {count_noun(len(ours), 'job')} to end with a checkpoint" if ours else "no job lives",
+            )
             if (foreign := find_foreign(view)) and not (hold and hold.drops_others):
-                yield Step.ASK, f"{count_noun(len(foreign), 'job')} of others would be lost: `--drop-foreign`"
+                yield RestartStep.ASK, f"{count_noun(len(foreign), 'job')} of others would be lost: `--drop-foreign`"
             stale = (boot or {}).get("restart-needed", "no")
             files = "" if stale == "no" else f", which applies {stale}"
-            yield Step.RESTART, f"run the boot script on the head and restart Ray{files}"
-        yield Step.AWAIT_HEAD, "wait for another session of the head"
-    yield Step.REAP, "remove nodes that will never work again"
-    yield Step.AWAIT_MEMBERS, "wait for the members that Google runs"
-    yield Step.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
-    yield Step.RELEASE, "remove the mark"
+            yield RestartStep.RESTART, f"run the boot script on the head and restart Ray{files}"
+        yield RestartStep.AWAIT_HEAD, "wait for another session of the head"
+    yield RestartStep.REAP, "remove nodes that will never work again"
+    yield RestartStep.AWAIT_MEMBERS, "wait for the members that Google runs"
+    yield RestartStep.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
+    yield RestartStep.RELEASE, "remove the mark"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import Span, count_noun, read_span
 
@@ -21,7 +21,7 @@ FIRST_LOOK_S: Final = 0.02
 LAST_LOOK_S: Final = 1.0
 
 
-class Source(Protocol):
+class CallBackend(Protocol):
     """Where the calls of one experiment run."""
 
     def describe(self) -> str:
@@ -44,7 +44,7 @@ class Call(Future[Any]):
     """One call of a function. `result()`, `exception()` and `await` wait until it has ended; it goes on if this program
     ends before."""
 
-    def __init__(self, number: int, what: str, source: Source | None = None) -> None:
+    def __init__(self, number: int, what: str, source: CallBackend | None = None) -> None:
         super().__init__()
         self.number, self._what, self._source = number, what, source
         self._taken: tuple[Any, BaseException | None] | None = None
@@ -163,7 +163,7 @@ def _seconds(timeout: Span | None) -> float | None:
 class Calls(Sequence[Call]):
     """The calls of one `runtime.map`, in the order of its items."""
 
-    def __init__(self, name: str, calls: Sequence[Call], source: Source | None = None) -> None:
+    def __init__(self, name: str, calls: Sequence[Call], source: CallBackend | None = None) -> None:
         self.name, self._calls, self._source = name, calls, source
         if source is not None:
             _watch(source, calls)
@@ -206,7 +206,7 @@ class Calls(Sequence[Call]):
         return asyncio.gather(*map(_wait, self._calls)).__await__()
 
 
-def _watch(source: Source, calls: Iterable[Call]) -> None:
+def _watch(source: CallBackend, calls: Iterable[Call]) -> None:
     """Start a thread that looks for calls that have ended, until all have or this process ends."""
     left = {each.number: each for each in calls}
 
@@ -224,7 +224,7 @@ def _watch(source: Source, calls: Iterable[Call]) -> None:
                     return
                 if problem.message != said:
                     said = problem.message
-                    Log(__name__).warning("%s: %s; looking again", source.describe(), said)
+                    CleanLogger(__name__).warning("%s: %s; looking again", source.describe(), said)
                 ended = {}
             except BaseException as problem:
                 _fail(left.values(), problem)

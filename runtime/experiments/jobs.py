@@ -9,7 +9,7 @@ from runtime.client.jobs import call_results
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.values import End
 from runtime.jobs import ledger
-from runtime.jobs.ledger import Outcome
+from runtime.jobs.ledger import RunOutcome
 from runtime.system import system
 
 JUDGED_EVERY_S: Final = 5.0
@@ -36,7 +36,7 @@ class JobCalls:
         ends = call_results.read_ends(self.job.files, self._entry, ended) if ended else {}
         return {index - first: end for index, end in ends.items()}
 
-    def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
+    def _judge(self, open: Sequence[int]) -> dict[int, RunOutcome]:
         """Return the ends of runs that only the backend knows."""
         status = self.job.status(indices=True)
         self._judged_at = system.monotonic()

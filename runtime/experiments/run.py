@@ -49,7 +49,7 @@ def run_experiment(
     name = check_call(function, name, target)
     if target == HERE:
         refuse_fields(fields)
-        return function(RunHere(name, variant, function), variant)
+        return function(LocalRun(name, variant, function), variant)
     return _start(function, [variant], name, target, fields, run=True, single=True, again=again)[0]
 
 
@@ -77,7 +77,7 @@ def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
     for number, item in enumerate(items):
         call = Call(number, f"call {number} of {name}")
         try:
-            value = function(RunHere(name, item, function, number), item) if run else function(item)
+            value = function(LocalRun(name, item, function, number), item) if run else function(item)
             call.finish(End(take=lambda value=value: value))  # type: ignore[misc]
         except Exception as problem:
             call.set_exception(problem)
@@ -165,7 +165,7 @@ def plain_name(function: Callable[..., Any]) -> str:
     return re.sub("[^a-z0-9]+", "-", last).strip("-")[:40] or "call"
 
 
-class FoldersHere(dict[str, str]):
+class LocalFolders(dict[str, str]):
     """The folders of a run in this process. They get their names on first use, since most calls here are short."""
 
     def __init__(self, name: str) -> None:
@@ -180,11 +180,11 @@ class FoldersHere(dict[str, str]):
         return self[which]
 
 
-class RunHere(Run):
+class LocalRun(Run):
     """A run in this process. Where it comes from is read when the function asks."""
 
     def __init__(self, name: str, variant: Any, function: Callable[..., Any], index: int = 0) -> None:
-        super().__init__(name, variant, FoldersHere(name), index=index)
+        super().__init__(name, variant, LocalFolders(name), index=index)
         self._function = function
 
     def _read_origin(self) -> dict[str, Any]:

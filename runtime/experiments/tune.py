@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 from runtime.client.functions import name_function
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused, UnknownName
-from runtime.experiments.run import HERE, QUEUE, RunHere, check_call, refuse_fields
+from runtime.experiments.run import HERE, QUEUE, LocalRun, check_call, refuse_fields
 from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
 from runtime.faults import reach
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 
 FIRST_LOOK_S: Final = 0.02
@@ -27,7 +27,7 @@ MOST_TRIALS: Final = 100_000
 KEYWORDS: Final = ("maximize", "minimize", "name", "parallel", "sampler", "seed", "target")
 
 
-class Place(Protocol):
+class TrialBackend(Protocol):
     """Where the trials of one study run. Variants are what the function is called with."""
 
     at_once: bool
@@ -73,7 +73,7 @@ def check_same(name: str, then: object, now: Mapping[str, Any]) -> None:
 
 
 def warn_of_code(name: str, then: str | None) -> None:
-    Log(__name__).warning(
+    CleanLogger(__name__).warning(
         "study `%s` goes on with the code that it was begun with, %s, and not with that of now; for that, give the study"
         " another `name`",
         name,
@@ -127,7 +127,7 @@ def tune(
         trials = _run(place, found, objective, n=n, parallel=parallel, seed=seed, sampler=sampler)
     except KeyboardInterrupt:
         if target != HERE:
-            Log(__name__).warning(
+            CleanLogger(__name__).warning(
                 "study `%s`: its trials run on; run the same program again to go on, or `runtime cancel` to stop them",
                 name,
             )
@@ -146,10 +146,10 @@ def _check_spelling(fields: Mapping[str, Any]) -> None:
 
 def _open(
     function: Callable[..., Any], name: str, target: str, told: Mapping[str, Any], fields: Mapping[str, Any]
-) -> Place:
+) -> TrialBackend:
     if target == HERE:
         refuse_fields(fields)
-        return Here(function, name)
+        return LocalTrials(function, name)
     if target.startswith(QUEUE):
         from runtime.experiments.tune_queues import QueuePlace
 
@@ -160,7 +160,7 @@ def _open(
 
 
 def _run(
-    place: Place,
+    place: TrialBackend,
     space: Space,
     objective: Objective,
     *,
@@ -194,7 +194,7 @@ def _run(
             system.sleep(pause)
 
 
-def _look(place: Place, trials: list[Trial], objective: Objective) -> bool:
+def _look(place: TrialBackend, trials: list[Trial], objective: Objective) -> bool:
     """Put the ends that are known now into `trials`. Returns whether there were any."""
     running = [each.number for each in trials if each.state is TrialState.RUNNING]
     try:
@@ -208,7 +208,7 @@ def _look(place: Place, trials: list[Trial], objective: Objective) -> bool:
     return bool(ended)
 
 
-class Here:
+class LocalTrials:
     """Trials in this process, one after the other. What they came to is lost with it."""
 
     at_once = False
@@ -221,7 +221,7 @@ class Here:
         return []
 
     def start(self, number: int, variant: Mapping[str, Any]) -> Mapping[str, Any]:
-        run = RunHere(self._name, dict(variant), self._function, index=number)
+        run = LocalRun(self._name, dict(variant), self._function, index=number)
         try:
             value = self._function(run, dict(variant))
             self._ended[number] = End(take=lambda: value)

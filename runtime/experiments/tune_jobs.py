@@ -13,7 +13,7 @@ from typing import Any, Final
 from runtime.client.jobs.calls import fields_of_call
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, prepare
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, PreparedLaunch, prepare
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.client.values import End
 from runtime.config import load_settings
@@ -168,9 +168,9 @@ class JobPlace:
     def _note(self, number: int) -> str:
         return f"{self._name}/{number}.json"
 
-    def _prepare(self, number: int, variant: Mapping[str, Any]) -> Prepared:
+    def _prepare(self, number: int, variant: Mapping[str, Any]) -> PreparedLaunch:
         fields = {**self._fields, "array": {"items": [dict(variant)], "offset": number}}
-        return prepare(Request(fields, source="`runtime.tune`"), self._target, self._settings, self._options)
+        return prepare(LaunchRequest(fields, source="`runtime.tune`"), self._target, self._settings, self._options)
 
     def _was_launched(self, job: str) -> bool:
         place = self._open()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from runtime.errors import NotPossible, RequestRefused
-from runtime.images.registry import Registry
-from runtime.images.source import BASE_LABEL, LATEST, Source, check_name, is_pinned, name_of, read_source
+from runtime.images.registry import ImageRegistry
+from runtime.images.source import BASE_LABEL, LATEST, ImageSource, check_name, is_pinned, name_of, read_source
 from runtime.images.tools import (
     BuildRequest,
     LocalImage,
@@ -49,7 +49,7 @@ class BuildOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
     name: str
-    source: Source
+    source: ImageSource
     request: BuildRequest
     warnings: tuple[str, ...] = ()
 
@@ -98,7 +98,7 @@ def build(plan: BuildPlan, tool: Tool) -> LocalImage:
     return _get_image(tool, local_reference(plan.name))
 
 
-def plan_reuse(plan: BuildPlan, registries: Sequence[Registry]) -> str | None:
+def plan_reuse(plan: BuildPlan, registries: Sequence[ImageRegistry]) -> str | None:
     """Find the image of this very commit in a registry, by digest; None if it has to be built.
 
     Building a commit twice gives two digests, and the second could not be pushed.
@@ -129,7 +129,7 @@ def _get_image(tool: Tool, reference: str) -> LocalImage:
     return image
 
 
-def _warnings(options: BuildOptions, source: Source) -> list[str]:
+def _warnings(options: BuildOptions, source: ImageSource) -> list[str]:
     warnings = []
     if options.base is not None and not is_pinned(options.base):
         warnings.append(f"base `{options.base}` is no fixed version: the same commit may give another image tomorrow")

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.images.build import local_reference
-from runtime.images.registry import Manifest, Registry, login_hint
-from runtime.images.source import LATEST, Source, source_of_labels
-from runtime.images.tools import Command, LocalImage, Tool, find_image, push_commands, run_quietly
+from runtime.images.registry import ImageManifest, ImageRegistry, login_hint
+from runtime.images.source import LATEST, ImageSource, source_of_labels
+from runtime.images.tools import LocalImage, Tool, ToolCommand, find_image, push_commands, run_quietly
 from runtime.outputs import StackOutputs
 from runtime.values import dataclass
 
@@ -33,27 +33,27 @@ class PushState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class PushTarget:
     region: str
-    registry: Registry
+    registry: ImageRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RegionManifests:
     """The manifests that one region holds under the tags to push."""
 
-    target: Target
-    manifests: Mapping[str, Manifest | None]
+    target: PushTarget
+    manifests: Mapping[str, ImageManifest | None]
     problem: RuntimeFailure | None = None
 
-    def others(self, image: LocalImage) -> dict[str, Manifest | None]:
+    def others(self, image: LocalImage) -> dict[str, ImageManifest | None]:
         """Return tags that do not name `image` here, with what they name."""
         return {tag: each for tag, each in self.manifests.items() if not (each and each.digests & image.digests)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushStep:
-    target: Target
+    target: PushTarget
     tags: tuple[str, ...]
     """Tags to push, in order; empty if the registry has all of them."""
 
@@ -62,18 +62,18 @@ class PushStep:
 class PushPlan:
     name: str
     image: LocalImage
-    source: Source
+    source: ImageSource
     steps: tuple[PushStep, ...]
-    unreadable: tuple[Seen, ...] = ()
+    unreadable: tuple[RegionManifests, ...] = ()
     """Regions whose registry did not answer, so nothing is pushed there."""
 
-    def commands(self, tool: Tool, step: PushStep) -> list[Command]:
+    def commands(self, tool: Tool, step: PushStep) -> list[ToolCommand]:
         remotes = [step.target.registry.reference(self.name, tag) for tag in step.tags]
         return [command for remote in remotes for command in push_commands(tool, self.image.reference, remote)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class PushResult:
     region: str
     state: PushState
     image: str
@@ -85,7 +85,7 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredImage:
     """One image in one region."""
 
     region: str
@@ -102,7 +102,7 @@ class Stored:
 class TagTaken(NotPossible):
     """A commit's tag names another image in `places`; it is not moved, and nothing was pushed anywhere."""
 
-    def __init__(self, name: str, tag: str, places: Mapping[str, Manifest]) -> None:
+    def __init__(self, name: str, tag: str, places: Mapping[str, ImageManifest]) -> None:
         self.name, self.tag, self.places = name, tag, dict(places)
         facts = [f"{region} has it as {manifest.digest}" for region, manifest in places.items()]
         super().__init__(
@@ -119,7 +119,7 @@ class TagTaken(NotPossible):
 class PushFailed(InfrastructureFailure):
     """Some regions did not get the image; `failed` and `done` name them."""
 
-    def __init__(self, name: str, failed: Sequence[Pushed], done: Sequence[Pushed]) -> None:
+    def __init__(self, name: str, failed: Sequence[PushResult], done: Sequence[PushResult]) -> None:
         self.name, self.failed, self.done = name, tuple(failed), tuple(done)
         facts = [f"{each.region}: {line}" for each in failed for line in (each.problem or "unknown").splitlines()]
         if done:
@@ -132,7 +132,9 @@ class PushFailed(InfrastructureFailure):
         )
 
 
-def find_targets(outputs: StackOutputs, *, registry: str | None = None, regions: Sequence[str] = ()) -> list[Target]:
+def find_targets(
+    outputs: StackOutputs, *, registry: str | None = None, regions: Sequence[str] = ()
+) -> list[PushTarget]:
     """Return the chosen registries of a stack. Raises `UnknownName` and `NotPossible`."""
     known = outputs.registries
     if not known:
@@ -154,13 +156,13 @@ def find_targets(outputs: StackOutputs, *, registry: str | None = None, regions:
         if region not in places:
             raise UnknownName("region", region, places, where=f"of registry `{name}`")
     return [
-        Target(region=region, registry=Registry(output.url))
+        PushTarget(region=region, registry=ImageRegistry(output.url))
         for region, output in sorted(places.items())
         if not regions or region in regions
     ]
 
 
-def plan_push(name: str, tool: Tool, targets: Sequence[Target], *, tag: str = LATEST) -> PushPlan:
+def plan_push(name: str, tool: Tool, targets: Sequence[PushTarget], *, tag: str = LATEST) -> PushPlan:
     """Decide what goes where, from the present contents of the registries.
 
     Raises `TagTaken` if that would move a commit's tag anywhere, `NotPossible` if there is nothing to push.
@@ -185,16 +187,16 @@ def plan_push(name: str, tool: Tool, targets: Sequence[Target], *, tag: str = LA
     )
 
 
-def find_taken(source: Source, image: LocalImage, seen: Iterable[Seen]) -> dict[str, Manifest]:
+def find_taken(source: ImageSource, image: LocalImage, seen: Iterable[RegionManifests]) -> dict[str, ImageManifest]:
     """Return region → manifest that the commit's tag names there, for regions where that is not `image`."""
     found = ((each.target.region, each.others(image).get(source.fixed_tag or "")) for each in seen)
     return {region: manifest for region, manifest in found if manifest}
 
 
-def push(plan: PushPlan, tool: Tool, *, advance: Callable[[], object] = lambda: None) -> list[Pushed]:
+def push(plan: PushPlan, tool: Tool, *, advance: Callable[[], object] = lambda: None) -> list[PushResult]:
     """Push to all regions at once; one that fails does not stop the others. `advance` is called after each region."""
 
-    def go(step: PushStep) -> Pushed:
+    def go(step: PushStep) -> PushResult:
         try:
             return _push_one(plan, tool, step)
         finally:
@@ -214,14 +216,14 @@ def push(plan: PushPlan, tool: Tool, *, advance: Callable[[], object] = lambda: 
     return sorted([*failed, *_at_once(go, plan.steps)], key=lambda each: each.region)
 
 
-def ensure_all_pushed(name: str, results: Sequence[Pushed]) -> None:
+def ensure_all_pushed(name: str, results: Sequence[PushResult]) -> None:
     """Raise `PushFailed` if a region did not get it."""
     failed = [each for each in results if each.state is PushState.FAILED]
     if failed:
         raise PushFailed(name, failed, [each for each in results if each.state is not PushState.FAILED])
 
 
-def list_stored(outputs: StackOutputs, targets: Sequence[Target], names: Sequence[str]) -> list[Stored]:
+def list_stored(outputs: StackOutputs, targets: Sequence[PushTarget], names: Sequence[str]) -> list[StoredImage]:
     """List the images of the registries, newest first. Raises `UnknownName` for a name in `names` that no registry has."""
     wanted = names or tuple(dict.fromkeys((*KNOWN_NAMES, *head_images(outputs))))
     pairs = [(target, name) for target in targets for name in wanted]
@@ -240,15 +242,15 @@ def head_images(outputs: StackOutputs) -> list[str]:
     return sorted({each.image.partition("@")[0].rpartition("/")[2] for each in outputs.clusters.values()})
 
 
-def _look(target: Target, name: str, tags: Sequence[str]) -> Seen:
+def _look(target: PushTarget, name: str, tags: Sequence[str]) -> RegionManifests:
     try:
         manifests = {tag: target.registry.find_manifest(name, tag) for tag in tags}
     except RuntimeFailure as problem:
-        return Seen(target=target, manifests={}, problem=problem)
-    return Seen(target=target, manifests=manifests)
+        return RegionManifests(target=target, manifests={}, problem=problem)
+    return RegionManifests(target=target, manifests=manifests)
 
 
-def _push_one(plan: PushPlan, tool: Tool, step: PushStep) -> Pushed:
+def _push_one(plan: PushPlan, tool: Tool, step: PushStep) -> PushResult:
     registry = step.target.registry
     problem = run_quietly(plan.commands(tool, step))
     hint = login_hint(registry.place, tool) if problem and _is_refusal(problem) else None
@@ -266,9 +268,14 @@ def _push_one(plan: PushPlan, tool: Tool, step: PushStep) -> Pushed:
 
 
 def _result(
-    plan: PushPlan, target: Target, state: PushState, problem: str | None, hint: str | None, digest: str | None = None
-) -> Pushed:
-    return Pushed(
+    plan: PushPlan,
+    target: PushTarget,
+    state: PushState,
+    problem: str | None,
+    hint: str | None,
+    digest: str | None = None,
+) -> PushResult:
+    return PushResult(
         region=target.region,
         state=state,
         image=target.registry.reference(plan.name, digest or plan.source.tags[0]),
@@ -279,17 +286,17 @@ def _result(
     )
 
 
-def _stored(outputs: StackOutputs, target: Target, name: str) -> list[Stored] | None:
+def _stored(outputs: StackOutputs, target: PushTarget, name: str) -> list[StoredImage] | None:
     registry = target.registry
     tags = registry.list_tags(name)
     if tags is None:
         return None
-    by_digest: dict[str, tuple[Manifest, list[str]]] = {}
+    by_digest: dict[str, tuple[ImageManifest, list[str]]] = {}
     for tag in tags:
         if manifest := registry.find_manifest(name, tag):
             by_digest.setdefault(manifest.digest, (manifest, []))[1].append(tag)
     return [
-        Stored(
+        StoredImage(
             region=target.region,
             name=name,
             tags=tuple(named),

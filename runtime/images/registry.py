@@ -62,7 +62,7 @@ class RegistryRefused(NotPossible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class ImageManifest:
     digest: str
     config_digest: str | None
     """Digest of the configuration; None for an index over several platforms."""
@@ -91,7 +91,7 @@ def login_hint(place: str, tool: str = "docker") -> str:
     return f"{tool} login {host}"
 
 
-class Registry:
+class ImageRegistry:
     """The images below one address, `us-west4-docker.pkg.dev/PROJECT/REPOSITORY` or `localhost:5000`."""
 
     def __init__(self, place: str) -> None:
@@ -108,7 +108,7 @@ class Registry:
     def reference(self, name: str, tag: str) -> str:
         return f"{self.place}/{name}{'@' if tag.startswith('sha256:') else ':'}{tag}"
 
-    def find_manifest(self, name: str, tag: str) -> Manifest | None:
+    def find_manifest(self, name: str, tag: str) -> ImageManifest | None:
         """Read the manifest that `tag` (or a digest) names; None if none does. Raises `RegistryFailed` and `RegistryRefused`."""
         answer = self._get(name, f"manifests/{tag}", accept=_ACCEPT)
         if answer is None:
@@ -117,7 +117,7 @@ class Registry:
         value = self._json(name, body)
         config = value.get("config") or {}
         blobs = [config, *(value.get("layers") or ())]
-        return Manifest(
+        return ImageManifest(
             digest=headers.get("docker-content-digest") or f"sha256:{hashlib.sha256(body).hexdigest()}",
             config_digest=config.get("digest"),
             size_bytes=sum(int(blob.get("size", 0)) for blob in blobs if isinstance(blob, dict)),
@@ -136,7 +136,7 @@ class Registry:
             page = _next_page(headers.get("link"))
         return sorted(tags)
 
-    def created_at(self, name: str, manifest: Manifest) -> datetime | None:
+    def created_at(self, name: str, manifest: ImageManifest) -> datetime | None:
         """Return the time of the build as the configuration has it."""
         if manifest.config_digest is None:
             return None

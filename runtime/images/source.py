@@ -28,7 +28,7 @@ _VERSION: Final = re.compile(r"\d+(?:\.\d+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ImageSource:
     """The origin of an image, as its labels have it."""
 
     commit: str | None
@@ -57,16 +57,16 @@ class Source:
         return labels
 
 
-def read_source(folder: Path, now: datetime) -> Source:
+def read_source(folder: Path, now: datetime) -> ImageSource:
     """Read the commit of the work tree around `folder`, dirty if a file differs from it or is untracked and not ignored."""
     head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     if head is None:
-        return Source(commit=None, dirty=False, created=now)
+        return ImageSource(commit=None, dirty=False, created=now)
     changes = _git(folder, "status", "--porcelain", "--untracked-files=normal")
-    return Source(commit=head.strip(), dirty=bool(changes), created=now)
+    return ImageSource(commit=head.strip(), dirty=bool(changes), created=now)
 
 
-def source_of_labels(labels: Mapping[str, str], *, image: str) -> Source:
+def source_of_labels(labels: Mapping[str, str], *, image: str) -> ImageSource:
     """Read the source of an existing image; the work tree may have changed since."""
     revision = labels.get(REVISION_LABEL)
     try:
@@ -78,7 +78,7 @@ def source_of_labels(labels: Mapping[str, str], *, image: str) -> Source:
             hint="runtime image build",
         ) from None
     commit = revision.removesuffix(DIRTY) if revision else None
-    return Source(commit=commit or None, dirty=bool(revision and revision.endswith(DIRTY)), created=created)
+    return ImageSource(commit=commit or None, dirty=bool(revision and revision.endswith(DIRTY)), created=created)
 
 
 def check_name(name: str) -> str:

@@ -36,7 +36,7 @@ class Tool(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class ToolCommand:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment."""
@@ -80,7 +80,7 @@ def find_tool(named: Tool | None = None) -> Tool:
     raise NotPossible(what, facts=facts, hint="install podman or docker, or start docker's engine")
 
 
-def build_command(tool: Tool, request: BuildRequest) -> Command:
+def build_command(tool: Tool, request: BuildRequest) -> ToolCommand:
     argv = [*(("buildah", "build", "--layers") if tool is Tool.BUILDAH else (tool.value, "build"))]
     argv += ["--platform", request.platform, "--file", str(request.file)]
     for name, value in request.arguments.items():
@@ -93,21 +93,24 @@ def build_command(tool: Tool, request: BuildRequest) -> Command:
         argv += ["--secret", f"id={PIP_SECRET},src={request.pip_config}"]
     argv += [*request.extra, str(request.context)]
     # The Dockerfiles mount a secret, which docker's older builder does not know.
-    return Command(argv=tuple(argv), environment={"DOCKER_BUILDKIT": "1"} if tool is Tool.DOCKER else {})
+    return ToolCommand(argv=tuple(argv), environment={"DOCKER_BUILDKIT": "1"} if tool is Tool.DOCKER else {})
 
 
-def push_commands(tool: Tool, local: str, remote: str) -> list[Command]:
+def push_commands(tool: Tool, local: str, remote: str) -> list[ToolCommand]:
     if tool is Tool.DOCKER:
-        return [Command(argv=("docker", "tag", local, remote)), Command(argv=("docker", "push", "--quiet", remote))]
+        return [
+            ToolCommand(argv=("docker", "tag", local, remote)),
+            ToolCommand(argv=("docker", "push", "--quiet", remote)),
+        ]
     plain = ("--tls-verify=false",) if is_local(remote) else ()
-    return [Command(argv=(tool.value, "push", "--quiet", *plain, local, f"docker://{remote}"))]
+    return [ToolCommand(argv=(tool.value, "push", "--quiet", *plain, local, f"docker://{remote}"))]
 
 
-def pull_commands(tool: Tool, remote: str, locals_: Sequence[str]) -> list[Command]:
+def pull_commands(tool: Tool, remote: str, locals_: Sequence[str]) -> list[ToolCommand]:
     """Fetch an image and give it local names."""
     plain = ("--tls-verify=false",) if is_local(remote) and tool is not Tool.DOCKER else ()
-    pull = Command(argv=(tool.value, "pull", "--quiet", *plain, remote))
-    return [pull, *(Command(argv=(tool.value, "tag", remote, name)) for name in locals_)]
+    pull = ToolCommand(argv=(tool.value, "pull", "--quiet", *plain, remote))
+    return [pull, *(ToolCommand(argv=(tool.value, "tag", remote, name)) for name in locals_)]
 
 
 def find_image(tool: Tool, reference: str) -> LocalImage | None:
@@ -141,7 +144,7 @@ def parse_inspection(tool: Tool, reference: str, value: Any) -> LocalImage:
     return LocalImage(reference=reference, digests=frozenset(digests), labels=dict(labels or {}))
 
 
-def run_build(tool: Tool, command: Command) -> None:
+def run_build(tool: Tool, command: ToolCommand) -> None:
     """Build with the tool's own output on stderr. Raises `WorkFailed`."""
     sys.stderr.flush()
     code = subprocess.run(
@@ -160,7 +163,7 @@ def run_build(tool: Tool, command: Command) -> None:
         )
 
 
-def run_quietly(commands: Sequence[Command]) -> str | None:
+def run_quietly(commands: Sequence[ToolCommand]) -> str | None:
     """Run commands in a row; returns the last lines of the first that failed, None if none did."""
     for command in commands:
         done = subprocess.run(

@@ -28,7 +28,7 @@ def check_artifacts(capture: Mapping[str, str], every: timedelta, reuse: Mapping
     # Sources are not versions yet, and each of them stands for one.
     settled = dict.fromkeys(reuse, artifacts.Version(1, 1, 1, "x", "x", "x").id)
     try:
-        artifacts.check_artifacts(artifacts.Artifacts(capture, every, settled))
+        artifacts.check_artifacts(artifacts.ArtifactSpec(capture, every, settled))
     except InvalidTask as problem:
         name = problem.field.removeprefix("artifacts").removeprefix(".").replace("every_s", "capture_every")
         raise ValueError(f"has `{name}` that {problem.problem}" if name else problem.problem) from None
@@ -40,9 +40,9 @@ def artifacts_order(spec: JobSpec) -> dict[str, Any]:
     """What the order tells the shim of the artifacts; empty without any."""
     if not (spec.capture or spec.reuse):
         return {}
-    from runtime.tasks.artifacts import Artifacts, variable_of
+    from runtime.tasks.artifacts import ArtifactSpec, variable_of
 
-    made = Artifacts(spec.capture, spec.capture_every, spec.reuse)
+    made = ArtifactSpec(spec.capture, spec.capture_every, spec.reuse)
     return {
         "capture": dict(made.capture),
         "every_s": made.every.total_seconds(),

@@ -13,7 +13,7 @@ ANY_PYTHON: Final = "python3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pickled:
+class PickledFunction:
     """A function that cloudpickle packed, because no module has it."""
 
     function: str
@@ -24,7 +24,7 @@ class Pickled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FunctionCall:
     """A Python function that runs instead of a command."""
 
     function: str
@@ -40,7 +40,7 @@ class Call:
     """Working directory of the function, in the tree."""
     python: str = ANY_PYTHON
     """The interpreter that calls the function."""
-    pickled: Pickled | None = None
+    pickled: PickledFunction | None = None
     packed: bool = False
     """Whether `args` is one pickle of all arguments, and each of `array.items` a pickle: `{"pickle": BASE64, "shown": {…}}`,
     where `shown` has what people see of it."""

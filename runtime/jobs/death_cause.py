@@ -20,7 +20,7 @@ _SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class UncaughtException:
     """An exception that nobody caught."""
 
     exception: str
@@ -33,18 +33,18 @@ class Raised:
         return f"{text}, at {self.place}"
 
 
-def find_raised(text: str) -> Raised | None:
+def find_raised(text: str) -> UncaughtException | None:
     """The last exception in the output of a Python program, if hardly anything follows it."""
     lines = [line for line in (_RANK.sub("", each.rstrip()) for each in text.splitlines()) if line]
     frames: list[tuple[str, str, str]] = []
-    found: tuple[int, Raised] | None = None
+    found: tuple[int, UncaughtException] | None = None
     for number, line in enumerate(lines):
         if match := _FRAME.match(line):
             frames.append((match[1], match[2], match[3] or ""))
         elif line.startswith("Traceback (most recent call last)"):
             frames = []
         elif frames and _EXCEPTION.match(line):
-            found = number, Raised(line, _place(frames))
+            found = number, UncaughtException(line, _place(frames))
             frames = []
     return found[1] if found and len(lines) - found[0] <= CLOSE else None
 

@@ -39,7 +39,7 @@ from runtime.values import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """A committed result of one index, from its name in `done/`."""
 
     job: str
@@ -66,7 +66,7 @@ class NativeJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class BackendRefusal:
     """The backend's refusal of a job."""
 
     reason: EndReason
@@ -86,10 +86,10 @@ class LedgerEntry:
     snapshot: str | None
     indices: int
     natives: tuple[NativeJob, ...]
-    outcomes: Mapping[int, Outcome]
+    outcomes: Mapping[int, RunOutcome]
     cancelled: bool = False
     cancelled_indices: frozenset[int] = frozenset()
-    refused: Refusal | None = None
+    refused: BackendRefusal | None = None
     """Why the backend did not take it; meaningless once there is a native job."""
     intent: Mapping[str, Any] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ def check_index(entry: LedgerEntry, index: int) -> int:
     return index
 
 
-class Damaged(NotPossible):
+class DamagedFile(NotPossible):
     """A file of a job's folder that holds something other than what it should."""
 
     def __init__(self, job: str, file: str) -> None:
@@ -146,11 +146,11 @@ class Damaged(NotPossible):
 
 @contextlib.contextmanager
 def as_damage(files: Files, job: str, name: str) -> Iterator[None]:
-    """Raise `Damaged` if the content of the job's file `name` turns out to be of another form while it is read."""
+    """Raise `DamagedFile` if the content of the job's file `name` turns out to be of another form while it is read."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, InvalidValue) as problem:
-        raise Damaged(job, f"{files.root}/{job_folder(job)}/{name}") from problem
+        raise DamagedFile(job, f"{files.root}/{job_folder(job)}/{name}") from problem
 
 
 # marks and names
@@ -172,12 +172,12 @@ def note_refusal(files: Files, job: str, problem: RequestRefused) -> None:
     files.write(f"{job_folder(job)}/{REFUSED}", json.dumps(content).encode())
 
 
-def _refusal(content: bytes | None) -> Refusal | None:
+def _refusal(content: bytes | None) -> BackendRefusal | None:
     if not content:
         return None
     try:
         said = json.loads(content)
-        return Refusal(reason=EndReason(said["reason"]), message=str(said["message"]))
+        return BackendRefusal(reason=EndReason(said["reason"]), message=str(said["message"]))
     except (ValueError, KeyError, TypeError):
         return None  # a crash cut it off
 
@@ -237,9 +237,9 @@ def list_attempts(files: Files, job: str, index: int) -> list[int]:
     return sorted(int(name[1:]) for name in names if name[1:].isdecimal())
 
 
-def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
+def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, RunOutcome]]:
     """Job → index → outcome, of every job or of one, by one listing."""
-    found: dict[str, dict[int, Outcome]] = {}
+    found: dict[str, dict[int, RunOutcome]] = {}
     for name in files.names("done", f"{job}." if job else ""):
         outcome = parse_outcome(name)
         if outcome is not None:
@@ -247,13 +247,13 @@ def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
     return found
 
 
-def read_unannounced(files: Files, job: str, indices: Iterable[int]) -> dict[int, Outcome]:
+def read_unannounced(files: Files, job: str, indices: Iterable[int]) -> dict[int, RunOutcome]:
     """The outcomes of runs that have a result, though its shim died before it could announce it."""
     places = {f"{job_folder(job)}/runs/{index}/result": index for index in indices}
     found = {}
     for name, result in read_objects(files, places).items():
         with contextlib.suppress(KeyError, ValueError, TypeError):
-            found[places[name]] = Outcome(
+            found[places[name]] = RunOutcome(
                 job=job,
                 index=places[name],
                 reason=EndReason(result["reason"]),
@@ -263,20 +263,20 @@ def read_unannounced(files: Files, job: str, indices: Iterable[int]) -> dict[int
     return found
 
 
-def parse_outcome(name: str) -> Outcome | None:
+def parse_outcome(name: str) -> RunOutcome | None:
     """The outcome in a name; None for another name, such as that of a temporary file."""
     parts = name.split(".")
     if len(parts) != 5:
         return None
     try:
-        return Outcome(
+        return RunOutcome(
             job=parts[0], index=int(parts[1]), reason=EndReason(parts[2]), code=int(parts[3]), attempt=int(parts[4])
         )
     except ValueError:
         return None
 
 
-def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
+def read_entry(files: Files, job: str, outcomes: Mapping[int, RunOutcome] | None = None) -> LedgerEntry | None:
     """The entry of a job; None if there is no job of that id, or if it is half removed.
 
     Raises `NotPossible` for a job that we may not read.
@@ -313,7 +313,7 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
 
 
 def _entry(
-    job: str, intent: Mapping[str, Any], natives: tuple[NativeJob, ...], outcomes: Mapping[int, Outcome]
+    job: str, intent: Mapping[str, Any], natives: tuple[NativeJob, ...], outcomes: Mapping[int, RunOutcome]
 ) -> LedgerEntry:
     return LedgerEntry(
         id=job,
@@ -514,9 +514,9 @@ def now() -> datetime:
 def read_many_entries(
     files: Files,
     jobs: Iterable[str],
-    outcomes: Mapping[str, Mapping[int, Outcome]] | None = None,
+    outcomes: Mapping[str, Mapping[int, RunOutcome]] | None = None,
     *,
-    tell: Callable[[Damaged], None] = lambda problem: None,
+    tell: Callable[[DamagedFile], None] = lambda problem: None,
 ) -> list[LedgerEntry]:
     """The entries of many jobs, by one listing of all outcomes, unless they are given, and two reads; arrays that have not
     ended, and jobs that were retried, are read one by one. A job whose files are damaged is left out, and `tell` gets that."""
@@ -527,7 +527,7 @@ def read_many_entries(
         if (intent := _parse_object(content)) is not None and _is_intent(intent):
             intents[names[name]] = intent
         else:
-            tell(Damaged(names[name], f"{files.root}/{name}"))
+            tell(DamagedFile(names[name], f"{files.root}/{name}"))
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
@@ -553,10 +553,10 @@ def read_many_entries(
 
 
 @contextlib.contextmanager
-def _telling(tell: Callable[[Damaged], None]) -> Iterator[None]:
+def _telling(tell: Callable[[DamagedFile], None]) -> Iterator[None]:
     try:
         yield
-    except Damaged as problem:
+    except DamagedFile as problem:
         tell(problem)
 
 
@@ -580,11 +580,11 @@ def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tupl
     found: dict[str, tuple[NativeJob, ...]] = {entry.id: () for entry in entries}
     for name, job in names.items():
         if name in read:
-            with contextlib.suppress(Damaged), as_damage(files, job, name):
+            with contextlib.suppress(DamagedFile), as_damage(files, job, name):
                 found[job] += (_native(json.loads(read[name])),)
     for entry in entries:
         if f"{job_folder(entry.id)}/{EPOCH}" in read:
-            with contextlib.suppress(Damaged):
+            with contextlib.suppress(DamagedFile):
                 again = read_entry(files, entry.id, entry.outcomes)
                 found[entry.id] = again.natives if again else ()
     return found

@@ -24,7 +24,7 @@ HINT: Final = "`runtime cluster restart` finishes it, `--give-up` ends it, `--dr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class MaintenanceLock:
     token: str
     by: str
     """Who made it, and on which machine."""
@@ -51,7 +51,7 @@ class Hold:
 class RootHeld(InfrastructureFailure):
     """Nothing may be started in a record root now; the same command works later."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: MaintenanceLock) -> None:
         self.hold = hold
         super().__init__(
             hold.tell(),
@@ -61,7 +61,7 @@ class RootHeld(InfrastructureFailure):
         )
 
 
-def read_hold(files: Files) -> Hold | None:
+def read_hold(files: Files) -> MaintenanceLock | None:
     """The root's hold; None if there is none, or one that nobody can read."""
     text = files.read(FILE)
     try:
@@ -70,7 +70,7 @@ def read_hold(files: Files) -> Hold | None:
         return None
 
 
-def write_hold(files: Files, hold: Hold) -> None:
+def write_hold(files: Files, hold: MaintenanceLock) -> None:
     value = {
         "token": hold.token,
         "by": hold.by,
@@ -96,8 +96,8 @@ def refuse_if_held(files: Files, *, holder: str = "") -> None:
         raise RootHeld(held)
 
 
-def _decode(value: Mapping[str, Any]) -> Hold:
-    return Hold(
+def _decode(value: Mapping[str, Any]) -> MaintenanceLock:
+    return MaintenanceLock(
         token=str(value["token"]),
         by=str(value["by"]),
         since=parse_time(value["since"]),

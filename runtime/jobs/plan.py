@@ -95,7 +95,7 @@ class JobIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
+class OwnedResource:
     """Something of a job that the backend holds, found by the backend's own labels or names."""
 
     job: str

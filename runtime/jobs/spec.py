@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from runtime.errors import RequestRefused
 from runtime.jobs.artifacts import check_artifacts
-from runtime.jobs.call import Call, check_json
+from runtime.jobs.call import FunctionCall, check_json
 from runtime.jobs.params import ParamValues, read_values
 from runtime.jobs.size_ranges import Range
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
@@ -140,7 +140,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class JobEnvironment:
     manager: EnvironmentManager = EnvironmentManager.NONE
     lock: str | None = None
     """Lock file in the tree; the environment is keyed by its hash and made once."""
@@ -415,7 +415,7 @@ class Dependency:
 class JobSpec:
     command: tuple[str, ...] = ()
     """argv, run without a shell; `{name}` stands for a parameter of the array."""
-    call: Call | None = None
+    call: FunctionCall | None = None
     """A function in place of a command."""
     name: str | None = None
     shell: bool = False
@@ -423,7 +423,7 @@ class JobSpec:
     code: Code = Code()
     image: str | None = None
     """Container image by digest or tag, or the path of a .sif file."""
-    environment: Environment = Environment()
+    environment: JobEnvironment = JobEnvironment()
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables; null takes the value that the launching shell has."""
     secrets: tuple[SecretRef, ...] = ()

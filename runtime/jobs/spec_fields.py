@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from runtime.jobs import spec as spec_module
-from runtime.jobs.call import Call
+from runtime.jobs.call import FunctionCall
 from runtime.jobs.size_ranges import Range
 from runtime.jobs.spec import Array, JobSpec
 from runtime.schema import Size
@@ -114,4 +114,4 @@ def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
 def _inner_kind(field: Any) -> type | None:
     """The class of a field's own fields. Types are looked up as text, since evaluating all of them takes 2 ms."""
     inner = vars(spec_module).get(field.type.removesuffix(" | None"))
-    return inner if isinstance(inner, type) and is_dataclass(inner) and inner not in (Range, Call) else None
+    return inner if isinstance(inner, type) and is_dataclass(inner) and inner not in (Range, FunctionCall) else None

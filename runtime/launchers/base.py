@@ -19,7 +19,7 @@ from runtime.jobs.plan import (
     NativePart,
     NativeStart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
 )
@@ -148,10 +148,12 @@ class ListsOwned(Protocol):
     keeps_ended: ClassVar[bool]
     """True if the backend holds a job that has ended until it is removed, and then forgets how it ended."""
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         """List everything of the jobs of the target's record root: of one owner or of all, of one job or of all."""
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         """End and remove these, and all else of their jobs; return when it is gone. Returns what is left, in words."""
 
 

@@ -11,7 +11,7 @@ from runtime.jobs.hosts.base import Host
 from runtime.jobs.ledger import (
     JobStatus,
     LedgerEntry,
-    Outcome,
+    RunOutcome,
     find_begun,
     job_folder,
     judge,
@@ -161,7 +161,7 @@ def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeStat
     return len(states) < len(newest_natives(entry)) or any(each.state.terminal for each in states)
 
 
-def _list_gone(entry: LedgerEntry, outcomes: Mapping[int, Outcome], states: Sequence[NativeState]) -> list[int]:
+def _list_gone(entry: LedgerEntry, outcomes: Mapping[int, RunOutcome], states: Sequence[NativeState]) -> list[int]:
     """List the runs without an outcome that no native job runs any more."""
     living = {each.index for each in states if not each.state.terminal}
     if None in living:

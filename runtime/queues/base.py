@@ -35,7 +35,7 @@ class QueueTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningAttempts:
     """The attempts that a worker ran when it last reported them."""
 
     tokens: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedSettlement:
     """A settlement that came second. `holder` has the task now; `record` exists already. Nothing was written."""
 
     lease: Lease
@@ -61,10 +61,10 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Settled:
+class SettleAnswer:
     leases: list[Lease] = field(default_factory=list)
     """Claimed in the same step."""
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedSettlement] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTask:
     """The place of a task that no worker holds."""
 
     ahead: int
@@ -108,10 +108,10 @@ class Outlook:
 
 
 @runtime_checkable
-class FindsWaiting(Protocol):
+class WaitingLookup(Protocol):
     """A queue that can look up a task without leasing it."""
 
-    def find_waiting(self, task_id: str) -> Waiting | None:
+    def find_waiting(self, task_id: str) -> WaitingTask | None:
         """None if it does not wait here: it is leased, has ended, or was never put."""
 
 
@@ -153,7 +153,7 @@ class Queue(Protocol):
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
         """Confirm the leases for `ttl` from now; returns the lost ones."""
 
-    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> SettleAnswer:
         """Mark, record and end each lease, and claim up to `claim_next` more for the same worker.
 
         Settling twice with the same lease and record changes nothing. A settlement that came second is in
@@ -189,16 +189,16 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
 
-def record_settlement(records: ResultStore, settlement: Settlement) -> Refused | None:
+def record_settlement(records: ResultStore, settlement: Settlement) -> RefusedSettlement | None:
     """Write the mark and the record; the caller ends the lease in either case, since a record stands."""
     try:
         settle_record(records, settlement.record, settlement.mark)
     except RecordExists as first:
-        return Refused(settlement.lease, first.record.worker, first.record)
+        return RefusedSettlement(settlement.lease, first.record.worker, first.record)
     return None
 
 
-def refuse_lost(records: ResultStore, settlement: Settlement, holder: str | None = None) -> Refused | None:
+def refuse_lost(records: ResultStore, settlement: Settlement, holder: str | None = None) -> RefusedSettlement | None:
     """Refuse a settlement other than a success if its lease passed on: another attempt may be running.
 
     Returns None if its own record stands already.
@@ -208,5 +208,5 @@ def refuse_lost(records: ResultStore, settlement: Settlement, holder: str | None
     try:
         unwritten = is_unwritten(record, existing)
     except RecordExists as first:
-        return Refused(settlement.lease, first.record.worker, first.record)
-    return Refused(settlement.lease, holder) if unwritten else None
+        return RefusedSettlement(settlement.lease, first.record.worker, first.record)
+    return RefusedSettlement(settlement.lease, holder) if unwritten else None

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from runtime.clock import Clock, SystemClock, machine_id
 from runtime.end_reasons import EndReason
 from runtime.queues import base
-from runtime.queues.base import DEFAULT_QUEUE, Settled
+from runtime.queues.base import DEFAULT_QUEUE, SettleAnswer
 from runtime.queues.purge import Purge, open_task
 from runtime.records.base import RecordStore
 from runtime.records.control_commands import pause_order, resume_order
@@ -57,7 +57,7 @@ class MemoryQueue:
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
         """The newest generation of each id."""
-        self._running: dict[str, base.Running] = {}
+        self._running: dict[str, base.RunningAttempts] = {}
         self._worker = ""
         self._order = 0
 
@@ -80,7 +80,7 @@ class MemoryQueue:
         return ()
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None, proven: Collection[str] = ()) -> None:
-        self._running[self._worker] = base.Running(frozenset(tokens), apart, frozenset(proven))
+        self._running[self._worker] = base.RunningAttempts(frozenset(tokens), apart, frozenset(proven))
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         with self._mutex:
@@ -112,8 +112,8 @@ class MemoryQueue:
                     held.deadline = self._clock.boottime() + ttl.total_seconds()
             return lost
 
-    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
-        settled = Settled()
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> SettleAnswer:
+        settled = SettleAnswer()
         with self._mutex:
             for settlement in settlements:
                 self._settle_one(settlement, settled)
@@ -122,7 +122,7 @@ class MemoryQueue:
                 settled.leases = self.lease(claim_next, worker=self._worker, ttl=ttl)
         return settled
 
-    def _settle_one(self, settlement: Settlement, settled: Settled) -> None:
+    def _settle_one(self, settlement: Settlement, settled: SettleAnswer) -> None:
         lease, record = settlement.lease, settlement.record
         held = self._held_by(lease)
         if held is None and record.state is not TaskState.SUCCEEDED:
@@ -160,7 +160,7 @@ class MemoryQueue:
                 if self._clock.boottime() <= held.deadline:
                     continue
                 del self._held[task_id]
-                running = self._running.get(held.worker, base.Running())
+                running = self._running.get(held.worker, base.RunningAttempts())
                 began = held.token in running.tokens
                 if began:
                     note = EndedNote(
@@ -208,13 +208,13 @@ class MemoryQueue:
         with self._mutex:
             return [waiting.task for waiting in self._due()[:n]]
 
-    def find_waiting(self, task_id: str) -> base.Waiting | None:
+    def find_waiting(self, task_id: str) -> base.WaitingTask | None:
         with self._mutex:
             found = self._waiting.get(task_id)
             if found is None:
                 return None
             due = [waiting.task.id for waiting in self._due()]
-            return base.Waiting(due.index(task_id)) if task_id in due else base.Waiting(len(due), found.due)
+            return base.WaitingTask(due.index(task_id)) if task_id in due else base.WaitingTask(len(due), found.due)
 
     def pause(self) -> None:
         self.records.put_order(self.name, pause_order(self._clock.now()))

@@ -15,8 +15,8 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import LOST_FOR_GOOD, RuntimeFailure
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
-from runtime.records.control_commands import Order, OrderKind, person
-from runtime.sanitize import Log
+from runtime.records.control_commands import ControlCommand, OrderKind, person
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.id_set import IdSet, task_key
@@ -24,7 +24,7 @@ from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
 from runtime.values import dataclass, replace
 
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 ENDED_AT_ONCE: Final = 32
 """Each costs two requests to a bucket, or two files that are synced."""
@@ -71,7 +71,7 @@ class Purge:
         listed = {name: records.parts(name) for name in homes}
         parts = {name: [part for part in listed[name] if part.is_in(queue, home)] for name, home in homes.items()}
         names = [name for name, home in homes.items() if parts[name] or home in (None, queue)]
-        order = Order(
+        order = ControlCommand(
             kind=OrderKind.PURGE,
             at=self._clock.now(),
             by=self._by,

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone
 from runtime.records.blobs import Blobs
-from runtime.shim.common import Stopped
+from runtime.shim.common import TransferStopped
 from runtime.shim.file_manifest import (
     MOST_FILES,
-    Unsuitable,
+    UnsuitableFile,
     copy_file,
     from_text,
     hash_file,
@@ -34,7 +34,7 @@ from runtime.shim.file_manifest import (
     look,
     tell,
 )
-from runtime.shim.tree import Below, NameRefused
+from runtime.shim.tree import GuardedFolder, UnsafeName
 from runtime.system import system
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
@@ -63,7 +63,7 @@ class ArtifactRefused(NotPossible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """A file, a link or an empty folder of a version."""
 
     sha256: str | None = None
@@ -73,8 +73,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    entries: Mapping[str, Entry]
+class ArtifactManifest:
+    entries: Mapping[str, ManifestEntry]
     """By path from the artifact; the one entry of a single file has the name of that file."""
     single: bool = False
     """The artifact is one file, and no folder."""
@@ -108,7 +108,7 @@ class Manifest:
         return json.dumps(said, sort_keys=True).encode()
 
 
-def decode_manifest(data: bytes) -> Manifest:
+def decode_manifest(data: bytes) -> ArtifactManifest:
     """Raise `ValueError` for what is no manifest."""
     if len(data) > MOST_MANIFEST_BYTES:
         raise ValueError(f"it has {format_size(len(data))}")
@@ -126,20 +126,20 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ValueError(f"it has {count_noun(len(entries), 'file')}")
     if single and (len(entries) != 1 or next(iter(entries.values())).sha256 is None):
         raise ValueError("it is one file, and its manifest names others")
-    return Manifest(entries=entries, single=single, absent=absent, saved_at=saved_at, left_out=left_out)
+    return ArtifactManifest(entries=entries, single=single, absent=absent, saved_at=saved_at, left_out=left_out)
 
 
-def _decode_entry(about: dict[str, Any]) -> Entry:
+def _decode_entry(about: dict[str, Any]) -> ManifestEntry:
     if "link" in about:
-        return Entry(link=str(about["link"]))
+        return ManifestEntry(link=str(about["link"]))
     if about.get("folder"):
-        return Entry()
+        return ManifestEntry()
     sha256, size, mode = about["sha256"], about["size"], about["mode"]
     if not isinstance(sha256, str) or not is_content(sha256):
         raise ValueError("its manifest names a file without a content id")
     if type(size) is not int or type(mode) is not int or size < 0:
         raise ValueError("its manifest names a file without a size")
-    return Entry(sha256=sha256, size=size, mode=mode & 0o777)
+    return ManifestEntry(sha256=sha256, size=size, mode=mode & 0o777)
 
 
 class Cache(Protocol):
@@ -167,7 +167,7 @@ class ArtifactReader:
         )
         return sorted(version for version in found if version is not None)
 
-    def find(self, version: Version) -> Manifest | None:
+    def find(self, version: Version) -> ArtifactManifest | None:
         """The manifest, None if there is no such version. Raises `ArtifactDamaged`."""
         data = self._readable.get(_manifest_key(version))
         if data is None:
@@ -180,7 +180,7 @@ class ArtifactReader:
     def restore(
         self,
         version: Version,
-        manifest: Manifest,
+        manifest: ArtifactManifest,
         folder: Path,
         *,
         give_up: GiveUp | None = None,
@@ -190,26 +190,29 @@ class ArtifactReader:
         """Make the files of a version in an existing, empty folder; a single file lies there under its own name.
 
         `cache` keeps files of a store that is no folder of this machine. `progress` is called with the size of each file.
-        Raises `ArtifactDamaged`, `StoreUnavailable`, `Stopped`, and `OSError` for a folder that cannot take them.
+        Raises `ArtifactDamaged`, `StoreUnavailable`, `TransferStopped`, and `OSError` for a folder that cannot take them.
         """
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage, Below(str(folder)) as below:
+        with (
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage,
+            GuardedFolder(str(folder)) as below,
+        ):
             for name, entry in sorted(manifest.entries.items()):
                 if give_up is not None and give_up():
-                    raise Stopped
+                    raise TransferStopped
                 try:
                     self._restore_one(version, name, entry, below, Path(stage) / "one", cache)
-                except NameRefused as problem:
+                except UnsafeName as problem:
                     raise ArtifactDamaged(version, str(problem)) from None
                 if progress is not None and entry.sha256 is not None:
                     progress(entry.size)
 
     def _restore_one(
-        self, version: Version, name: str, entry: Entry, below: Below, stage: Path, cache: Cache | None
+        self, version: Version, name: str, entry: ManifestEntry, below: GuardedFolder, stage: Path, cache: Cache | None
     ) -> None:
         local = from_text(name)
         if entry.link is not None:
             if leads_out(name, entry.link):
-                raise NameRefused(name, "is a link out of the artifact")
+                raise UnsafeName(name, "is a link out of the artifact")
             below.link(local, from_text(entry.link))
         elif entry.sha256 is None:
             below.make(local)
@@ -222,7 +225,7 @@ class ArtifactReader:
             folder, last = below.clear(local)
             os.rename(stage, last, dst_dir_fd=folder)
 
-    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, name: str, entry: ManifestEntry, to: Path) -> None:
         """Save the bytes of a version's file `name` as `to`. Raises `ArtifactDamaged`."""
         assert entry.sha256 is not None
         key = _content_key(version.owner, entry.sha256)
@@ -251,14 +254,14 @@ class ArtifactStore(ArtifactReader):
         super().__init__(blobs)
         self._blobs = blobs
 
-    def write(self, version: Version, manifest: Manifest) -> None:
+    def write(self, version: Version, manifest: ArtifactManifest) -> None:
         """Make a version of bytes that are all there. It is durable on return."""
         self._blobs.put(_manifest_key(version), manifest.encode())
 
     def put_content(self, owner: str, sha256: str, file: Path) -> None:
         self._blobs.upload(_content_key(owner, sha256), file)
 
-    def list_stored(self, owner: str, manifest: Manifest) -> set[str]:
+    def list_stored(self, owner: str, manifest: ArtifactManifest) -> set[str]:
         """The contents of a manifest that the store has in their full size."""
         sizes = {entry.sha256: entry.size for entry in manifest.entries.values()}
         prefix = f"{_FOLDER}/{owner}/data/"
@@ -306,27 +309,27 @@ def _content_key(owner: str, sha256: str) -> str:
     return f"{_FOLDER}/{owner}/data/{sha256}"
 
 
-def read_files(path: Path) -> tuple[Manifest, dict[str, Path]]:
+def read_files(path: Path) -> tuple[ArtifactManifest, dict[str, Path]]:
     """What a version of a file or folder of this machine would be, and where each content lies.
 
     Raises `ArtifactRefused` for too much, and `OSError` for a file that cannot be read.
     """
     found, left_out = _look(path)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ManifestEntry] = {}
     places: dict[str, Path] = {}
     for name, (kind, detail) in sorted((found or {}).items()):
         if kind == "link":
-            entries[name] = Entry(link=detail)
+            entries[name] = ManifestEntry(link=detail)
         elif kind == "folder":
             if name:
-                entries[name] = Entry()
+                entries[name] = ManifestEntry()
         else:
             place = path / from_text(name) if name else path
             content = hash_file(str(place))
-            entries[name or path.name] = Entry(sha256=content, size=detail[0], mode=detail[1])
+            entries[name or path.name] = ManifestEntry(sha256=content, size=detail[0], mode=detail[1])
             places[content] = place
     single = found is not None and found[""][0] == "file"
-    made = Manifest(
+    made = ArtifactManifest(
         entries=entries, single=single, absent=found is None, saved_at=system.time(), left_out=tell(left_out)
     )
     return made, places
@@ -359,7 +362,7 @@ class Writer:
     """Contents that the store has for this owner."""
     known: dict[tuple[str, Status], str] = field(default_factory=dict)
     """Contents of files that were read before."""
-    last: Manifest | None = None
+    last: ArtifactManifest | None = None
     """The last version of this attempt."""
     saved: list[Version] = field(default_factory=list)
     """Versions of this attempt in the store."""
@@ -368,7 +371,7 @@ class Writer:
     seen: Any = None
     """What the last version was made of."""
 
-    def know(self, manifest: Manifest) -> None:
+    def know(self, manifest: ArtifactManifest) -> None:
         """Take the bytes of another version of this owner for stored."""
         self.there |= manifest.contents
 
@@ -383,7 +386,7 @@ class Writer:
 
         That it is gone is saved only with `absent`: an attempt that was killed may have been about to write it again.
 
-        Raises `ArtifactRefused` for too much, `StoreUnavailable`, `OSError` and `Stopped`. Safe to call again.
+        Raises `ArtifactRefused` for too much, `StoreUnavailable`, `OSError` and `TransferStopped`. Safe to call again.
         """
         found, left_out = _look(self.path)
         looked = (found, left_out) if found is not None else None
@@ -413,18 +416,18 @@ class Writer:
     def _is_settled(self, found: Mapping[str, Any]) -> bool:
         return all(kind != "file" or is_settled(detail) for kind, detail in found.values())
 
-    def _send(self, found: dict[str, Any] | None, left_out: dict[str, str], give_up: GiveUp | None) -> Manifest:
-        entries: dict[str, Entry] = {}
+    def _send(self, found: dict[str, Any] | None, left_out: dict[str, str], give_up: GiveUp | None) -> ArtifactManifest:
+        entries: dict[str, ManifestEntry] = {}
         single = found is not None and found.get("", ("",))[0] == "file"
         for name, about in sorted((found or {}).items()):
             if give_up is not None and give_up():
-                raise Stopped
+                raise TransferStopped
             kind, detail = about
             if kind == "link":
-                entries[name] = Entry(link=detail)
+                entries[name] = ManifestEntry(link=detail)
             elif kind == "folder":
                 if name:
-                    entries[name] = Entry()
+                    entries[name] = ManifestEntry()
             else:
                 place = self.path / from_text(name) if name else self.path
                 shown = name or self.path.name
@@ -434,7 +437,7 @@ class Writer:
                     continue  # removed meanwhile
                 except PermissionError as problem:
                     left_out[shown] = f"cannot be read: {problem.strerror}"
-        return Manifest(
+        return ArtifactManifest(
             entries=entries,
             single=single and bool(entries),
             absent=found is None or (single and not entries),
@@ -442,10 +445,10 @@ class Writer:
             left_out=tell(left_out),
         )
 
-    def _send_file(self, name: str, place: Path, status: Status) -> Entry:
+    def _send_file(self, name: str, place: Path, status: Status) -> ManifestEntry:
         content = self.known.get((name, status))
         if content is not None and content in self.there:
-            return Entry(sha256=content, size=status[0], mode=status[1])
+            return ManifestEntry(sha256=content, size=status[0], mode=status[1])
         self.stage.mkdir(mode=0o700, parents=True, exist_ok=True)
         copy = self.stage / "one"
         try:
@@ -457,18 +460,18 @@ class Writer:
             copy.unlink(missing_ok=True)
         if is_settled(status):
             self.known[name, status] = content
-        return Entry(sha256=content, size=status[0], mode=status[1])
+        return ManifestEntry(sha256=content, size=status[0], mode=status[1])
 
 
 def _look(path: Path) -> tuple[Found | None, dict[str, str]]:
     """What lies at `path`, as `look` has it. Raises `ArtifactRefused` for too much."""
     try:
         return look(str(path))
-    except Unsuitable as problem:
+    except UnsuitableFile as problem:
         raise ArtifactRefused(str(problem), hint=problem.hint) from None
 
 
-def _same(one: Manifest, other: Manifest) -> bool:
+def _same(one: ArtifactManifest, other: ArtifactManifest) -> bool:
     return (one.entries, one.single, one.absent, one.left_out) == (
         other.entries,
         other.single,

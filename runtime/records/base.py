@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
-from runtime.records.control_commands import Control, Order
+from runtime.records.control_commands import ControlCommand, QueueControl
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState
 from runtime.values import dataclass, field
@@ -216,13 +216,13 @@ class ManifestStore(Protocol):
 class FleetStore(Protocol):
     """Orders for workers, and workers' reports."""
 
-    def put_order(self, queue: str, order: Order) -> str:
+    def put_order(self, queue: str, order: ControlCommand) -> str:
         """Give the workers of a queue an order; durable on return, and never lost to another given at the same moment.
 
         Returns the order's id. Now and then earlier orders are merged into one, which loses none of them.
         """
 
-    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> QueueControl:
         """All orders of the queue, by one listing and a read of each new one.
 
         Returns the same object as before while none is new, and without a request if the last read is younger than

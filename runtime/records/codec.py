@@ -29,7 +29,15 @@ from runtime.errors import (
     explain_json,
 )
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
-from runtime.records.control_commands import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
+from runtime.records.control_commands import (
+    CancelledRange,
+    ControlCommand,
+    OldControl,
+    OrderKind,
+    QueueControl,
+    ReadOrder,
+    control_of,
+)
 from runtime.tasks.canonical_json import make_encoder
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, hex_digest
@@ -99,7 +107,7 @@ UNDECODABLE: Final = (StoreUnsafe, NotPossible)
 """Failures of decoding. A listing, or a loop over many objects, reports them and goes on; it catches nothing else."""
 
 
-class Field(NamedTuple):
+class JsonField(NamedTuple):
     """A key of an object's JSON and the attribute that it holds."""
 
     key: str
@@ -111,10 +119,10 @@ class Field(NamedTuple):
     always: bool = False
 
 
-class Format(Generic[V]):
+class JsonFormat(Generic[V]):
     """A value class as one JSON object: its fields, in the order in which they are written."""
 
-    def __init__(self, made: type[V], *fields: Field) -> None:
+    def __init__(self, made: type[V], *fields: JsonField) -> None:
         self._made, self._fields = made, fields
         self._get = operator.attrgetter(*(each.attribute or each.key for each in fields))
         # None is never written, so a default of None needs no comparison.
@@ -158,88 +166,88 @@ _READ: Final[Mapping[Any, Callable[[Any], Any]]] = {
     float: float,
 }
 
-RECORD: Final = Format(
+RECORD: Final = JsonFormat(
     Record,
-    Field("task", str, attribute="task_id"),
-    Field("generation", int),
-    Field("experiment", str),
-    Field("state", TaskState),
-    Field("reason", EndReason),
-    Field("token", str),
-    Field("attempts", int, 1, always=True),
-    Field("ended_at", datetime),
-    Field("started_at", datetime, None),
-    Field("message", str, None),
-    Field("worker", str, None),
-    Field("exit_code", int, None),
-    Field("code", str, None),
-    Field("value", Any, None),
-    Field("value_url", str, None),
-    Field("outputs_url", str, None),
-    Field("log_url", str, None),
-    Field("metrics", dict, {}),
-    Field("metric_ranges", dict, {}),
-    Field("log", str, ""),
+    JsonField("task", str, attribute="task_id"),
+    JsonField("generation", int),
+    JsonField("experiment", str),
+    JsonField("state", TaskState),
+    JsonField("reason", EndReason),
+    JsonField("token", str),
+    JsonField("attempts", int, 1, always=True),
+    JsonField("ended_at", datetime),
+    JsonField("started_at", datetime, None),
+    JsonField("message", str, None),
+    JsonField("worker", str, None),
+    JsonField("exit_code", int, None),
+    JsonField("code", str, None),
+    JsonField("value", Any, None),
+    JsonField("value_url", str, None),
+    JsonField("outputs_url", str, None),
+    JsonField("log_url", str, None),
+    JsonField("metrics", dict, {}),
+    JsonField("metric_ranges", dict, {}),
+    JsonField("log", str, ""),
 )
-ENDED: Final = Format(
+ENDED: Final = JsonFormat(
     EndedNote,
-    Field("token", str),
-    Field("reason", EndReason),
-    Field("ended_at", datetime),
-    Field("started_at", datetime, None),
-    Field("worker", str, None),
-    Field("message", str, None),
-    Field("exit_code", int, None),
-    Field("machine", str, None),
-    Field("evidence", str, None),
-    Field("alone", bool, False),
-    Field("progressed", bool, False),
-    Field("unseen", bool, False),
-    Field("log", str, ""),
+    JsonField("token", str),
+    JsonField("reason", EndReason),
+    JsonField("ended_at", datetime),
+    JsonField("started_at", datetime, None),
+    JsonField("worker", str, None),
+    JsonField("message", str, None),
+    JsonField("exit_code", int, None),
+    JsonField("machine", str, None),
+    JsonField("evidence", str, None),
+    JsonField("alone", bool, False),
+    JsonField("progressed", bool, False),
+    JsonField("unseen", bool, False),
+    JsonField("log", str, ""),
 )
-STARTED: Final = Format(
+STARTED: Final = JsonFormat(
     StartedMark,
-    Field("token", str),
-    Field("worker", str),
-    Field("started_at", datetime),
-    Field("alone", bool, False, always=True),
-    Field("machine", str, None),
-    Field("proven", bool, None),
+    JsonField("token", str),
+    JsonField("worker", str),
+    JsonField("started_at", datetime),
+    JsonField("alone", bool, False, always=True),
+    JsonField("machine", str, None),
+    JsonField("proven", bool, None),
 )
-MARK: Final = Format(
+MARK: Final = JsonFormat(
     Mark,
-    Field("task_id", str),
-    Field("generation", int),
-    Field("experiment", str),
-    Field("state", TaskState),
-    Field("reason", EndReason),
-    Field("marked_at", datetime),
-    Field("message", str, None),
-    Field("task", Task, None),
-    Field("raw", str, None),
+    JsonField("task_id", str),
+    JsonField("generation", int),
+    JsonField("experiment", str),
+    JsonField("state", TaskState),
+    JsonField("reason", EndReason),
+    JsonField("marked_at", datetime),
+    JsonField("message", str, None),
+    JsonField("task", Task, None),
+    JsonField("raw", str, None),
 )
-EXPERIMENT: Final = Format(
+EXPERIMENT: Final = JsonFormat(
     ExperimentSeen,
-    Field("experiment", str, attribute="name"),
-    Field("created_at", datetime, None),
-    Field("queue", str, None),
+    JsonField("experiment", str, attribute="name"),
+    JsonField("created_at", datetime, None),
+    JsonField("queue", str, None),
 )
-WORKER: Final = Format(
+WORKER: Final = JsonFormat(
     WorkerSeen,
-    Field("worker", str),
-    Field("host", str),
-    Field("queue", str),
-    Field("seen_at", datetime),
-    Field("started_at", datetime),
-    Field("slots", int),
-    Field("running", list, (), always=True),
-    Field("done", int, 0, always=True),
-    Field("failed", int, 0, always=True),
-    Field("rate_per_s", float, 0, always=True),
-    Field("left", bool, False, always=True),
-    Field("labels", dict, {}, always=True),
-    Field("declined", dict, {}, always=True),
-    Field("reports", dict, {}),
+    JsonField("worker", str),
+    JsonField("host", str),
+    JsonField("queue", str),
+    JsonField("seen_at", datetime),
+    JsonField("started_at", datetime),
+    JsonField("slots", int),
+    JsonField("running", list, (), always=True),
+    JsonField("done", int, 0, always=True),
+    JsonField("failed", int, 0, always=True),
+    JsonField("rate_per_s", float, 0, always=True),
+    JsonField("left", bool, False, always=True),
+    JsonField("labels", dict, {}, always=True),
+    JsonField("declined", dict, {}, always=True),
+    JsonField("reports", dict, {}),
 )
 
 
@@ -317,7 +325,7 @@ def read_value(record: Record, records: RecordStore) -> Any:
         raise ObjectDamaged(record.value_url, explain_json(problem)) from None
 
 
-def encode_order(order: Order) -> bytes:
+def encode_order(order: ControlCommand) -> bytes:
     optional = {
         "by": order.by,
         "ends": sorted(order.ends),
@@ -328,7 +336,7 @@ def encode_order(order: Order) -> bytes:
     return encode_json(fields | {name: value for name, value in optional.items() if value})
 
 
-def encode_merged(control: Control, merged: Iterable[str]) -> bytes:
+def encode_merged(control: QueueControl, merged: Iterable[str]) -> bytes:
     """`control` as an order in place of those with the ids `merged`; equal values are equal bytes."""
     optional = {
         "pauses": sorted(control.pauses),
@@ -357,14 +365,14 @@ def decode_order(data: bytes, identity: str, stored_at: datetime, where: str) ->
         experiments = fields.get("experiments", {})
         if fields["order"] == MERGED:
             covered = {
-                name: Covered(
+                name: CancelledRange(
                     parts=frozenset(each["parts"]),
                     before=parse_time(each["before"]),
                     ordered_at=parse_time(each["ordered_at"]),
                 )
                 for name, each in experiments.items()
             }
-            control = Control(
+            control = QueueControl(
                 pauses=frozenset(fields.get("pauses", ())),
                 ended=frozenset(fields.get("ended", ())),
                 experiments=covered,
@@ -372,7 +380,7 @@ def decode_order(data: bytes, identity: str, stored_at: datetime, where: str) ->
                 purged_before=_time(fields.get("purged_before")),
             )
             return ReadOrder(control, frozenset(fields["merged"]))
-        order = Order(
+        order = ControlCommand(
             kind=OrderKind(fields["order"]),
             at=parse_time(fields["at"]),
             by=fields.get("by"),
@@ -391,7 +399,7 @@ def _generations(tasks: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     return found
 
 
-def decode_old_control(data: bytes, where: str) -> Control:
+def decode_old_control(data: bytes, where: str) -> QueueControl:
     """The orders of an older release, in one object that it replaced for each order."""
     fields = decode_json(data, where)
     with _reading(where):
@@ -402,7 +410,7 @@ def decode_old_control(data: bytes, where: str) -> Control:
         )
         # Named by its content: once it is resumed, it would take another change to pause again.
         pause = f"control-{hex_digest(data)[:16]}"
-        return Control(
+        return QueueControl(
             pauses=frozenset({pause}) if fields.get("paused", False) else frozenset(),
             old=None if old == OldControl() else old,
         )

@@ -1,4 +1,4 @@
-"""Orders for the workers of a queue, and how many orders become one `Control`.
+"""Orders for the workers of a queue, and how many orders become one `QueueControl`.
 
 An order is a create-only object of its own, so none is lost to another that is given at the same moment. It names the
 pauses, manifest parts or generations that it covers, so its meaning depends on no clock of a submitter, a worker or the
@@ -29,7 +29,7 @@ class OrderKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ControlCommand:
     """One order that a person gave to a queue."""
 
     kind: OrderKind
@@ -45,7 +45,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class CancelledRange:
     """The part of one experiment that orders cancel."""
 
     parts: frozenset[str]
@@ -75,14 +75,14 @@ class OldControl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class QueueControl:
     """All orders of a queue, merged; its workers follow it."""
 
     pauses: frozenset[str] = frozenset()
     """Ids of the orders to pause."""
     ended: frozenset[str] = frozenset()
     """Ids of pauses that a resume has named. Kept for good: a merged copy of such a pause may turn up late."""
-    experiments: Mapping[str, Covered] = field(default_factory=dict)
+    experiments: Mapping[str, CancelledRange] = field(default_factory=dict)
     tasks: frozenset[tuple[str, int]] = frozenset()
     purged_before: datetime | None = None
     """By the store's clock: as `Covered.before`, for every experiment."""
@@ -109,24 +109,24 @@ def person() -> str:
     return f"{user}@{system.node()}"
 
 
-def pause_order(at: datetime) -> Order:
+def pause_order(at: datetime) -> ControlCommand:
     """Pause, even a paused queue: a resume that is on its way ends only the pauses that it has seen."""
-    return Order(kind=OrderKind.PAUSE, at=at, by=person())
+    return ControlCommand(kind=OrderKind.PAUSE, at=at, by=person())
 
 
-def resume_order(control: Control, at: datetime) -> Order | None:
+def resume_order(control: QueueControl, at: datetime) -> ControlCommand | None:
     """End every pause in `control`; None without any."""
     paused = control.pauses - control.ended
-    return Order(kind=OrderKind.RESUME, at=at, by=person(), ends=paused) if paused else None
+    return ControlCommand(kind=OrderKind.RESUME, at=at, by=person(), ends=paused) if paused else None
 
 
-def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
-    """One order as a `Control`; `stored_at` is the time that the store gave its object."""
-    return Control(
+def control_of(identity: str, order: ControlCommand, stored_at: datetime) -> QueueControl:
+    """One order as a `QueueControl`; `stored_at` is the time that the store gave its object."""
+    return QueueControl(
         pauses=frozenset({identity}) if order.kind is OrderKind.PAUSE else frozenset(),
         ended=order.ends,
         experiments={
-            name: Covered(parts=parts, before=stored_at, ordered_at=order.at)
+            name: CancelledRange(parts=parts, before=stored_at, ordered_at=order.at)
             for name, parts in order.experiments.items()
         },
         tasks=order.tasks,
@@ -134,20 +134,20 @@ def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
     )
 
 
-def merge(controls: Iterable[Control]) -> Control:
+def merge(controls: Iterable[QueueControl]) -> QueueControl:
     """All of them as one; their sequence and repetitions do not matter."""
     controls = list(controls)
-    experiments: dict[str, Covered] = {}
+    experiments: dict[str, CancelledRange] = {}
     for control in controls:
         for name, covered in control.experiments.items():
             known = experiments.get(name, covered)
-            experiments[name] = Covered(
+            experiments[name] = CancelledRange(
                 parts=known.parts | covered.parts,
                 before=max(known.before, covered.before),
                 ordered_at=max(known.ordered_at, covered.ordered_at),
             )
     olds = [control.old for control in controls if control.old is not None]
-    return Control(
+    return QueueControl(
         pauses=frozenset().union(*(control.pauses for control in controls)),
         ended=frozenset().union(*(control.ended for control in controls)),
         experiments=experiments,
@@ -162,7 +162,7 @@ def merge(controls: Iterable[Control]) -> Control:
 class ReadOrder:
     """A stored order."""
 
-    control: Control
+    control: QueueControl
     """Its meaning for the workers."""
     merged: frozenset[str] = frozenset()
     """Ids of the orders that it replaces; most replace none."""
@@ -173,7 +173,7 @@ class ReadOrder:
 class OrderLog:
     """One queue's orders as a process has read them. An order never changes, so each is read once."""
 
-    def __init__(self, old: Control) -> None:
+    def __init__(self, old: QueueControl) -> None:
         """`old` comes from an older release."""
         self._old = old
         self._taking = system.lock()

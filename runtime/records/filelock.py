@@ -12,7 +12,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable
 from runtime.file_trust import user_name
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import format_duration
 
@@ -167,7 +167,7 @@ def _note(path: str, patience_s: float | None) -> None:
     holder = find_holder(path)
     limit = "" if patience_s is None else f", at most {format_duration(patience_s)}"
     held = f", held by {holder[1]}" if holder else ""
-    Log(__name__).warning("waiting for the lock `%s`%s%s", path, held, limit)
+    CleanLogger(__name__).warning("waiting for the lock `%s`%s%s", path, held, limit)
 
 
 def find_holder(path: str) -> tuple[int, str] | None:

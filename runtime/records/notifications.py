@@ -16,7 +16,7 @@ from runtime.errors import InvalidTask, RuntimeFailure, may_pass
 from runtime.records.blobs import Blobs
 from runtime.records.codec import SCHEMA, UNDECODABLE, decode_json, encode_json
 from runtime.records.layout import NOTIFICATION, matched, notification_key, told_key
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.tasks.notification_sinks import TaskSink, check_task_sink, read_sinks, sink_fields
 from runtime.tasks.notifications import Notification
 from runtime.units import format_time
@@ -26,7 +26,7 @@ _WHO: Final = ("experiment", "queue", "owner", "task", "generation", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class DeliveryRecord:
     """What became of a message: after one try, or for good."""
 
     sent: frozenset[int] = frozenset()
@@ -95,25 +95,25 @@ class NotificationStore:
     def claim(self, message: Notification, number: int, *, by: str, now: datetime) -> bool:
         """Begin a try, which is this caller's alone on True."""
         return self._blobs.create(
-            notification_key(message.name, number), _encode(Told(tries=number, at=format_time(now), by=by))
+            notification_key(message.name, number), _encode(DeliveryRecord(tries=number, at=format_time(now), by=by))
         )
 
-    def read_tries(self, name: str, tries: int) -> Told:
+    def read_tries(self, name: str, tries: int) -> DeliveryRecord:
         """Return what the first `tries` tries came to, together."""
         sent: set[int] = set()
-        last = Told()
+        last = DeliveryRecord()
         for number in range(1, tries + 1):
             if (one := _decode(self._blobs.get(notification_key(name, number)))) is not None:
                 sent |= one.sent
                 last = one
         problems = {number: why for number, why in last.problems.items() if number not in sent}
-        return Told(sent=frozenset(sent), problems=problems, tries=tries, at=last.at, by=last.by)
+        return DeliveryRecord(sent=frozenset(sent), problems=problems, tries=tries, at=last.at, by=last.by)
 
-    def end_try(self, message: Notification, told: Told) -> None:
+    def end_try(self, message: Notification, told: DeliveryRecord) -> None:
         """Note what a claimed try came to; the next one follows."""
         self._blobs.put(notification_key(message.name, told.tries), _encode(told))
 
-    def close(self, message: Notification, told: Told) -> None:
+    def close(self, message: Notification, told: DeliveryRecord) -> None:
         """Note what became of it for good, and remove the message."""
         self._blobs.create(told_key(message.experiment, message.name), _encode(told))
         self.remove(message.name, told.tries)
@@ -123,7 +123,7 @@ class NotificationStore:
         for number in range(1, tries + 1):
             self._blobs.delete(notification_key(name, number))
 
-    def find_told(self, experiment: str, name: str) -> Told | None:
+    def find_told(self, experiment: str, name: str) -> DeliveryRecord | None:
         """Return what became of a closed message."""
         return _decode(self._blobs.get(told_key(experiment, name)))
 
@@ -133,25 +133,25 @@ def _checked(sink: TaskSink) -> TaskSink:
     return sink
 
 
-def _encode(told: Told) -> bytes:
+def _encode(told: DeliveryRecord) -> bytes:
     problems = {str(number): why for number, why in told.problems.items()}
     fields = {"schema": SCHEMA, "sent": sorted(told.sent), "problems": problems, "tries": told.tries}
     return encode_json({**fields, "at": told.at, "by": told.by})
 
 
-def _decode(data: bytes | None) -> Told | None:
+def _decode(data: bytes | None) -> DeliveryRecord | None:
     if data is None:
         return None
     with suppress(*UNDECODABLE, KeyError, TypeError, ValueError, AttributeError):
         fields = decode_json(data, "notify/")
-        return Told(
+        return DeliveryRecord(
             sent=frozenset(map(int, fields["sent"])),
             problems={int(number): str(why) for number, why in fields["problems"].items()},
             tries=int(fields["tries"]),
             at=str(fields["at"]),
             by=str(fields["by"]),
         )
-    return Told()
+    return DeliveryRecord()
 
 
 def keep_message(store: NotificationStore, message: Notification) -> None:
@@ -165,4 +165,4 @@ def keep_message(store: NotificationStore, message: Notification) -> None:
     except RuntimeFailure as problem:
         if may_pass(problem):
             raise
-        Log(__name__).warning("a message about `%s` cannot be kept: %s", message.task, problem.message)
+        CleanLogger(__name__).warning("a message about `%s` cannot be kept: %s", message.task, problem.message)

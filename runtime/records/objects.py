@@ -14,7 +14,7 @@ from runtime.records import codec
 from runtime.records.base import ExperimentSeen, ManifestPart
 from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
 from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched, quoted, unquoted
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.model import experiment_digest, hex_digest
 from runtime.values import replace
@@ -114,7 +114,7 @@ class Objects:
     def _report(self, key: str, problem: str) -> None:
         if key not in self._reported and len(self._reported) < REPORTED:
             self._reported.add(key)
-            Log(__name__).warning("%s; passed over", problem)
+            CleanLogger(__name__).warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Keys and their data, in order, without objects that were removed meanwhile."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from runtime.errors import LOST_FOR_GOOD
 from runtime.records.base import ManifestPart, ManifestStore
-from runtime.records.control_commands import FIRST_OWN_NUMBER, Control
-from runtime.sanitize import Log
+from runtime.records.control_commands import FIRST_OWN_NUMBER, QueueControl
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task
@@ -57,7 +57,7 @@ class Coverage:
         """Parts of an experiment that were all read at the last look: comparing sets takes time for each part."""
         self._reading = system.lock()
 
-    def covers(self, control: Control, task: Task, published_at: datetime | None = None) -> bool | None:
+    def covers(self, control: QueueControl, task: Task, published_at: datetime | None = None) -> bool | None:
         """Whether `control` covers the task; None if `read` has to be called first.
 
         `published_at` is when the queue's service took in the message of a foreign producer, by the service's clock, in
@@ -80,7 +80,7 @@ class Coverage:
             self._whole[task.experiment] = covered.parts
         return task_key(task.id, task.generation) in self._keys[task.experiment]
 
-    def read(self, control: Control, experiment: str) -> None:
+    def read(self, control: QueueControl, experiment: str) -> None:
         """Read the parts of an experiment that `control` names and that were not read yet.
 
         A part that is missing or damaged for good covers nothing: its tasks would otherwise come and go without end.
@@ -107,7 +107,7 @@ class Coverage:
         try:
             return read_keys(self._records, part)
         except LOST_FOR_GOOD as problem:
-            Log(__name__).warning(
+            CleanLogger(__name__).warning(
                 "an order covers a part that cannot be read, and its tasks are run: %s", problem.message
             )
             return ()

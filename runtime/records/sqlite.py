@@ -20,7 +20,7 @@ from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_j
 from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals, is_unwritten
 from runtime.records.blobs import BlobInfo
 from runtime.records.codec import ENDED, encode_order, encode_text, unreadable_record
-from runtime.records.control_commands import Control, Order, control_of, merge
+from runtime.records.control_commands import ControlCommand, QueueControl, control_of, merge
 from runtime.records.layout import order_key
 from runtime.records.results import BlobResults
 from runtime.records.sidecar_files import check_beside
@@ -515,7 +515,7 @@ class SqliteRecords(SqliteResults, BlobRecords):
         counts = dict(zip(TaskState, row or (0,) * len(TaskState), strict=True))
         return Totals(counts, self._clock.now(), exact=True)
 
-    def add_order(self, connection: sqlite3.Connection, queue: str, order: Order) -> Control:
+    def add_order(self, connection: sqlite3.Connection, queue: str, order: ControlCommand) -> QueueControl:
         """Like `put_order`, in the caller's transaction; returns the queue's orders with this one."""
         identity, now = new_token(), self._clock.now()
         row = (order_key(queue, f"{identity}.json"), encode_order(order), now.timestamp())

@@ -18,7 +18,7 @@ from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.records import codec
 from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
 from runtime.records.blobs import BlobInfo, Blobs
-from runtime.records.control_commands import Control, Order, OrderLog, ReadOrder, merge
+from runtime.records.control_commands import ControlCommand, OrderLog, QueueControl, ReadOrder, merge
 from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, reports_key, worker_key
 from runtime.records.results import BlobTotals
 from runtime.system import system
@@ -60,7 +60,7 @@ class BlobRecords(BlobTotals, RecordStore):
 
     # orders for workers, and their reports
 
-    def put_order(self, queue: str, order: Order) -> str:
+    def put_order(self, queue: str, order: ControlCommand) -> str:
         data = codec.encode_order(order)
         while True:
             identity = new_token()
@@ -71,7 +71,7 @@ class BlobRecords(BlobTotals, RecordStore):
         self.look_after_orders(queue)
         return identity
 
-    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> QueueControl:
         log = self._order_log(queue)
         if self._clock.boottime() - log.read_at >= max_age.total_seconds():
             self._read_orders(queue, log)
@@ -109,7 +109,7 @@ class BlobRecords(BlobTotals, RecordStore):
             key = old_control_key(queue)
             data = self.blobs.get(key)
             decoded = [] if data is None else self._decoded(key, data, codec.decode_old_control)
-            old = next(iter(decoded), Control())
+            old = next(iter(decoded), QueueControl())
             self._order_logs.setdefault(queue, OrderLog(old))
         return self._order_logs[queue]
 
@@ -152,7 +152,7 @@ class BlobRecords(BlobTotals, RecordStore):
             return codec.decode_order(data, identity, listed.modified, self._address(key))
         except codec.UNDECODABLE as problem:
             self._report(key, problem.message)
-            return ReadOrder(Control(), readable=False)
+            return ReadOrder(QueueControl(), readable=False)
 
     def _put_orders_together(self, queue: str) -> None:
         """Replace many orders by one of the same meaning, so that a log of years is read in a moment.
@@ -185,7 +185,7 @@ class BlobRecords(BlobTotals, RecordStore):
             data = codec.encode_merged(said, readable)
             self.blobs.create(order_key(queue, f"{MERGED}{hex_digest(data)[:16]}.json"), data)
 
-    def _without_ended(self, control: Control, now: datetime) -> Control:
+    def _without_ended(self, control: QueueControl, now: datetime) -> QueueControl:
         """`control` without single tasks that ended, and without old orders for experiments that did."""
         some = system.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
         found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)

@@ -11,10 +11,10 @@ import re
 import threading
 import time
 
-from runtime.shim.common import LOOK_S, SetupFailed, Stopped, say
+from runtime.shim.common import LOOK_S, SetupFailed, TransferStopped, say
 from runtime.shim.file_manifest import (
     KEPT,
-    Unsuitable,
+    UnsuitableFile,
     copy_file,
     from_text,
     is_content,
@@ -24,7 +24,7 @@ from runtime.shim.file_manifest import (
     tell,
 )
 from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, drop_file, list_names, make_folder, token
-from runtime.shim.tree import NameRefused
+from runtime.shim.tree import UnsafeName
 from runtime.shim.tree_walk import remove_folder
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ def read_list(record, name):
 def restore_to(record, said, data, path, stage, give_up):
     """Put a version in the place of `path`, whole or not at all; returns why it cannot be used, None if it is there.
 
-    `stage` is a folder on the same file system. Raises `Stopped`, `IOError` and `OSError`.
+    `stage` is a folder on the same file system. Raises `TransferStopped`, `IOError` and `OSError`.
     """
     remove_folder(stage)
     folder = os.path.join(stage, "files")
@@ -82,7 +82,7 @@ def restore_to(record, said, data, path, stage, give_up):
             raise left
         make_folder(os.path.dirname(path))
         os.rename(made, path)
-    except (NameRefused, KeyError, TypeError, AttributeError, StopIteration) as problem:
+    except (UnsafeName, KeyError, TypeError, AttributeError, StopIteration) as problem:
         return "its list is refused: %s" % problem
     finally:
         remove_folder(stage)
@@ -139,7 +139,7 @@ class Artifact(object):
 
         That it is gone is saved only with `absent`: an attempt that was killed may have been about to write it again.
 
-        Raises `Unsuitable`, `IOError`, `OSError` and `Stopped`. Safe to call again.
+        Raises `UnsuitableFile`, `IOError`, `OSError` and `TransferStopped`. Safe to call again.
         """
         found, left_out = look(self.path)
         looked = (found, left_out) if found is not None else None
@@ -169,7 +169,7 @@ class Artifact(object):
         files = {}
         for name, (kind, status) in sorted(found.items()):
             if give_up is not None and give_up():
-                raise Stopped(self.tag)
+                raise TransferStopped(self.tag)
             if kind == "link":
                 files[name] = {"link": status}
             elif kind == "folder":
@@ -225,7 +225,7 @@ def _once():
     return True
 
 
-class Artifacts(object):
+class AttemptArtifacts(object):
     """The artifacts of one attempt in its `tree`; `scratch` is the attempt's folder on this machine, around the tree."""
 
     def __init__(self, order, run, number, tree, scratch):
@@ -272,7 +272,7 @@ class Artifacts(object):
             for each in self.captured:
                 tag = each.tag
                 each.restore(stage, give_up)
-        except Stopped:
+        except TransferStopped:
             raise SetupFailed("artifact `%s` was being brought, and this attempt was not wanted any more" % tag)
         except (IOError, OSError) as problem:
             raise SetupFailed("cannot bring artifact `%s`: %s" % (tag, problem))
@@ -290,7 +290,7 @@ class Artifacts(object):
             began = time.monotonic()
             try:
                 problems = self._save(False, self.ended.is_set)
-            except Stopped:
+            except TransferStopped:
                 return
             except Exception as other:
                 problems = [(self.captured[0].tag, other)]
@@ -306,7 +306,7 @@ class Artifacts(object):
                 name = "g0000001.a%06d.n%08d.%s.json" % (self.number, self.number_of_next, self.token)
                 if each.save(name, final, give_up, absent):
                     self.number_of_next += 1
-            except (IOError, OSError, Unsuitable) as problem:
+            except (IOError, OSError, UnsuitableFile) as problem:
                 problems.append((each.tag, problem))
         self._drop_old()
         return problems

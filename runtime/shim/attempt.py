@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from runtime.shim.common import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, Taken, say, shell_code
+from runtime.shim.common import BEAT_S, BEGAN, LOOK_S, SOON_S, AlreadyClaimed, NoCapacity, SetupFailed, say, shell_code
 from runtime.shim.files import METRICS, METRICS_SUM, create_whole, make_folder, read_system, write_whole
 from runtime.shim.metrics import Reports
 from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
@@ -97,7 +97,7 @@ def not_started(program, problem):
     return "setup_failed", 127 if gone else 126, {"message": "cannot start %s: %s" % (program, said)}
 
 
-class Attempt(object):
+class CommandAttempt(object):
     """Prepares, runs and ends the command of one index, once."""
 
     def __init__(self, order, run, number, scratch, asked, binding, gpus=None, leader=None, meeting=None):
@@ -308,7 +308,7 @@ class Attempt(object):
         if code and not stopped and not self.asked.stop:
             try:
                 create_whole(os.path.join(self.folder, FAILED_RANK), "%d %d" % (rank, shell_code(code)))
-            except (Taken, IOError, OSError):
+            except (AlreadyClaimed, IOError, OSError):
                 pass  # another rank failed before; without the file the starter's own exit code counts
         return shell_code(code)
 

@@ -18,8 +18,8 @@ import urllib.parse
 import urllib.request
 import xml.etree.ElementTree
 
-from runtime.shim.cloud import MAY_PASS, Amazon, Denied, Google, NoCredentials, Unreachable, find_text
-from runtime.shim.common import Stopped, say
+from runtime.shim.cloud import MAY_PASS, Amazon, BucketDenied, BucketUnreachable, Google, NoCredentials, find_text
+from runtime.shim.common import TransferStopped, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ CREDENTIALS_S = 60.0
 """How long credentials may be missing, as on a machine that has just started."""
 
 
-class Answer(Exception):
+class HttpFailure(Exception):
     """A status that is no success, or an error in the body of one that is."""
 
     def __init__(self, status, body, date=None):
@@ -54,7 +54,7 @@ class Answer(Exception):
 
 
 class Bucket(object):
-    """Objects below one prefix. Every call may come from any thread, and raises `Unreachable`."""
+    """Objects below one prefix. Every call may come from any thread, and raises `BucketUnreachable`."""
 
     answer_s = ANSWER_S
     say: "Callable[[str], None]" = staticmethod(say)
@@ -72,15 +72,15 @@ class Bucket(object):
         """The bytes of an object, None if there is none."""
         try:
             return self._ask("GET", key, patience=patience)
-        except Answer as answer:
+        except HttpFailure as answer:
             return self._none_of(answer, key)
 
     def download(self, key, path, give_up=None):
-        """Save an object as a file; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        """Save an object as a file; False if there is none. Raises `TransferStopped` once `give_up` comes true."""
         try:
             self._ask("GET", key, into=path, give_up=give_up)
             return True
-        except Answer as answer:
+        except HttpFailure as answer:
             return bool(self._none_of(answer, key))
 
     def put(self, key, data, patience=None):
@@ -91,14 +91,14 @@ class Bucket(object):
         try:
             self._ask("PUT", key, data=data, headers=self.cloud.if_absent, patience=patience)
             return True
-        except Answer as answer:
+        except HttpFailure as answer:
             if answer.status != 412:
-                raise Denied("%s: %s" % (key, answer))
+                raise BucketDenied("%s: %s" % (key, answer))
         # An object with the same bytes is our own: every object created here has a time or a token, or is empty.
         return bool(data) and self.get(key) == data
 
     def upload(self, key, path, patience=None, give_up=None):
-        """Put a file of any size. Raises `Stopped` once `give_up` comes true."""
+        """Put a file of any size. Raises `TransferStopped` once `give_up` comes true."""
         more = {"patience": patience, "give_up": give_up}
         size = os.path.getsize(path)
         if size <= PART_BYTES:
@@ -125,22 +125,22 @@ class Bucket(object):
     def _complete(self, key, upload, whole, size, patience):
         try:
             self._ask("POST", key, query={"uploadId": upload}, data=whole, patience=patience)
-        except Answer as answer:
+        except HttpFailure as answer:
             # If the answer was lost, the next one reports that the upload does not exist any more.
             there = self._ask("HEAD", key, said="Content-Length") if answer.code == "NoSuchUpload" else None
             if there is None or int(there) != size:
-                raise Denied("%s: %s" % (key, answer))
+                raise BucketDenied("%s: %s" % (key, answer))
 
     def _abandon(self, key, upload):
         try:
             self._ask("DELETE", key, query={"uploadId": upload}, patience=0.0)
-        except (Unreachable, Answer):
+        except (BucketUnreachable, HttpFailure):
             pass  # the bucket's own rule ends incomplete uploads
 
     def delete(self, key):
         try:
             self._ask("DELETE", key)
-        except Answer as answer:
+        except HttpFailure as answer:
             self._none_of(answer, key)
 
     def names(self, folder):
@@ -159,7 +159,7 @@ class Bucket(object):
         """Yield every object whose whole key begins with `prefix` and follows `after`, page by page.
 
         Keys with the same text up to a `delimiter` behind the prefix are one row. A listing is complete or raises
-        `Unreachable`: a page that is cut off, malformed or leads nowhere is requested again.
+        `BucketUnreachable`: a page that is cut off, malformed or leads nowhere is requested again.
         """
         query = {"list-type": "2", "prefix": prefix}
         if delimiter:
@@ -179,26 +179,26 @@ class Bucket(object):
 
     def _none_of(self, answer, key):
         if answer.status != 404 or "NoSuchBucket" in str(answer):
-            raise Denied("%s: %s" % (key, answer))
+            raise BucketDenied("%s: %s" % (key, answer))
         return
 
     def _sure(self, method, key, **more):
         try:
             return self._ask(method, key, **more)
-        except Answer as answer:
-            raise Denied("%s: %s" % (key or self.name, answer))
+        except HttpFailure as answer:
+            raise BucketDenied("%s: %s" % (key or self.name, answer))
 
     def _ask(self, method, key, patience=None, give_up=None, **more):
-        """Make a request, repeated while its failure may pass. Raises `Answer` for one that will not."""
+        """Make a request, repeated while its failure may pass. Raises `HttpFailure` for one that will not."""
         began, pause, mended = time.time(), 0.2, set()
         until = began + (PATIENCE_S if patience is None else patience)
         problem: Optional[Exception] = None
         while True:
             if give_up is not None and give_up():
-                raise Stopped(key)
+                raise TransferStopped(key)
             try:
                 return self._ask_once(method, key, give_up=give_up, **more)
-            except Answer as answer:
+            except HttpFailure as answer:
                 if (answer.status == 401 or answer.code in EXPIRED) and "key" not in mended:
                     mended.add("key")
                     self.cloud.forget()
@@ -211,13 +211,13 @@ class Bucket(object):
             except NoCredentials as found:
                 problem = found
                 if time.time() >= began + CREDENTIALS_S:
-                    raise Denied(str(found))
+                    raise BucketDenied(str(found))
             except (IOError, OSError, http.client.HTTPException) as found:  # urllib's are subclasses
                 if "CERTIFICATE_VERIFY_FAILED" in str(found):
-                    raise Denied("%s: %s; the image needs the certificates of public authorities" % (key, found))
+                    raise BucketDenied("%s: %s; the image needs the certificates of public authorities" % (key, found))
                 problem = found
             if time.time() + pause >= until:
-                raise Unreachable("%s: %s" % (key or self.name, problem))
+                raise BucketUnreachable("%s: %s" % (key or self.name, problem))
             if 1.0 < pause <= 2.0:
                 self.say("waits for the record root: %s: %s" % (key or self.name, problem))
             time.sleep(pause * (0.5 + random.random()))
@@ -243,9 +243,9 @@ class Bucket(object):
                     return answer.headers.get(said)
                 body = answer.read()
         except urllib.error.HTTPError as problem:
-            raise Answer(problem.code, problem.read(), problem.headers.get("Date"))
+            raise HttpFailure(problem.code, problem.read(), problem.headers.get("Date"))
         if method == "POST" and b"<Error>" in body[:1000]:
-            raise Answer(500, body)  # S3 answers the last request of an upload before its end
+            raise HttpFailure(500, body)  # S3 answers the last request of an upload before its end
         return body if read is None else read(body)
 
 
@@ -294,7 +294,7 @@ def _save(answer, path, give_up):
     with _write(path, lambda: io.open(path, "wb")) as opened:
         while True:
             if give_up is not None and give_up():
-                raise Stopped(path)
+                raise TransferStopped(path)
             piece = answer.read(1 << 20)
             if not piece:
                 break
@@ -309,4 +309,4 @@ def _write(path, do):
     try:
         return do()
     except (IOError, OSError) as problem:
-        raise Denied("cannot write %s: %s" % (path, problem.strerror))
+        raise BucketDenied("cannot write %s: %s" % (path, problem.strerror))

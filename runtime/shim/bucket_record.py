@@ -18,13 +18,13 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 from runtime.shim.bucket import Bucket
-from runtime.shim.cloud import Denied, Unreachable
-from runtime.shim.common import LOST, REFUSED, Stopped, Taken, say
+from runtime.shim.cloud import BucketDenied, BucketUnreachable
+from runtime.shim.common import LOST, REFUSED, AlreadyClaimed, TransferStopped, say
 from runtime.shim.file_manifest import KEPT, as_text, hash_file, is_settled, restore_files, status_of
 from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
 from runtime.shim.logs import split_log
 from runtime.shim.record import read_outcomes
-from runtime.shim.tree import NameRefused
+from runtime.shim.tree import UnsafeName
 from runtime.shim.tree_walk import remove_folder, walk
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ class Checkpoints(object):
         files = json.loads(self.record.read("%s/%s" % (place, name)) or "{}").get("files", {})
         try:
             whole = self._restore_all(place, files, give_up)
-        except NameRefused as problem:
+        except UnsafeName as problem:
             say("the checkpoint %s is refused: %s" % (name, problem))
             return False
         if not whole:
@@ -111,7 +111,7 @@ class Checkpoints(object):
         make_folder(self.folder)
 
     def _restore_all(self, place, files, give_up):
-        """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
+        """Whether every file of a list was downloaded. Raises `UnsafeName` for one that would lie elsewhere."""
 
         def fetch(content, path):
             return self.record.bucket.download(self._key(place, content), path, give_up)
@@ -152,7 +152,7 @@ class Checkpoints(object):
 
     def send(self, give_up=None):
         """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
-        raises `Stopped` once `give_up` comes true."""
+        raises `TransferStopped` once `give_up` comes true."""
         now = {name: about for name, about in self._scan().items() if about != self.given.get(name)}
         still, self.seen = now == self.seen, now
         if now == self.sent or not now or not (still or give_up is None):
@@ -172,7 +172,7 @@ class Checkpoints(object):
         self.mine.append((name, {about["sha256"] for about in files.values() if "sha256" in about}))
         try:
             self._drop_old()
-        except Unreachable as problem:
+        except BucketUnreachable as problem:
             say("an old checkpoint stays in the record root: %s" % problem)
 
     def _send_all(self, now, give_up):
@@ -246,15 +246,15 @@ def run(options, folder, follow):
     try:
         record = BucketRecord(Bucket(options.bucket), folder)
         record.bring("order.json")
-    except (Denied, ValueError, IOError, OSError) as problem:
+    except (BucketDenied, ValueError, IOError, OSError) as problem:
         say("the record root %s cannot be used: %s" % (options.bucket, problem))
         return REFUSED
-    except Unreachable as problem:
+    except BucketUnreachable as problem:
         say("the record root %s does not answer: %s" % (options.bucket, problem))
         return LOST
     try:
         return follow(record)
-    except Unreachable as problem:
+    except BucketUnreachable as problem:
         # The attempt has no end in the record, so it counts as lost and is tried again.
         say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
         return LOST
@@ -300,18 +300,18 @@ class BucketRecord(object):
 
     def create(self, name, text, give_up=None):
         if not self.bucket.create(self.key(name), text.encode("utf-8")):
-            raise Taken(name)
+            raise AlreadyClaimed(name)
 
     def mark(self, name):
         self.bucket.create(self.key(name), b"")
 
     def put_file(self, name, path, give_up=None):
-        """Store a file of any size, which goes. Raises `Stopped` once `give_up` comes true."""
+        """Store a file of any size, which goes. Raises `TransferStopped` once `give_up` comes true."""
         self.bucket.upload(self.key(name), path, 0.0 if give_up else None, give_up)
         drop_file(path)
 
     def get_file(self, name, path, give_up=None):
-        """Save a file of any size as `path`; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        """Save a file of any size as `path`; False if there is none. Raises `TransferStopped` once `give_up` comes true."""
         return self.bucket.download(self.key(name), path, give_up)
 
     def remove(self, name):
@@ -355,7 +355,7 @@ class BucketRecord(object):
 
     def create_common(self, name, text):
         if not self.bucket.create(name, text.encode("utf-8"), COMMON_S):
-            raise Taken(name)
+            raise AlreadyClaimed(name)
 
     def write_common(self, name, text):
         self.bucket.put(name, text.encode("utf-8"), COMMON_S)
@@ -372,7 +372,7 @@ class BucketRecord(object):
             ended = {key[len(above) :].split(".")[0] for page in self.bucket.pages(above) for key, _, _ in page}
             if ended.issuperset(map(str, indices)):
                 self.bucket.delete(name)
-        except Unreachable as problem:
+        except BucketUnreachable as problem:
             say("%s stays in the record root: %s" % (name, problem))
 
     def beat(self, name, text):
@@ -391,7 +391,7 @@ class BucketRecord(object):
             self.bring(run.hold.archive if run.hold else SNAPSHOT, give_up)
             checkpoints = Checkpoints(self, run, attempt)
             checkpoints.restore(give_up)
-        except Stopped:
+        except TransferStopped:
             return False
         self.carrier = Carrier(self, run, attempt, checkpoints)
         return True
@@ -446,7 +446,7 @@ class Carrier(object):
             try:
                 do()
                 said = None
-            except Stopped:
+            except TransferStopped:
                 return
             except Exception as problem:
                 # The next look, or the end, sends it.
@@ -512,7 +512,7 @@ class Carrier(object):
         self.record.bucket.put(key, chunk, patience=None if last else 0.0)
 
     def finish(self):
-        """Send the rest. Raises `Unreachable` if that cannot be done."""
+        """Send the rest. Raises `BucketUnreachable` if that cannot be done."""
         self.ended.set()
         self.wake.set()
         for thread in self.threads:
@@ -528,13 +528,13 @@ class Carrier(object):
     def _send_last_checkpoint(self):
         try:
             self.checkpoints.send()
-        except Unreachable:
+        except BucketUnreachable:
             raise
         except Exception as problem:
             say("the last checkpoint is left out: %s" % problem)
 
     def _sync_outputs(self):
-        """Send outputs that have changed since they were sent, while the command runs. Raises `Stopped` at its end."""
+        """Send outputs that have changed since they were sent, while the command runs. Raises `TransferStopped` at its end."""
         patterns = self.sync.get("include") or ["*"]
         for path in list_files(self.output):
             name = os.path.relpath(path, self.output)

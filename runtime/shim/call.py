@@ -44,7 +44,7 @@ MOST_TEXT = 100000
 """Letters of a traceback and of a message that are kept."""
 
 
-class Misfit(Exception):
+class IncompatibleFunction(Exception):
     """A function that cannot be called by this Python, for a reason that no retry changes."""
 
 
@@ -250,12 +250,12 @@ def dump(value: "Any") -> bytes:
         if cloudpickle is None:
             raise
 
-        class Pickler(cloudpickle.CloudPickler):  # type: ignore[name-defined,misc]
+        class ResultPickler(cloudpickle.CloudPickler):  # type: ignore[name-defined,misc]
             def reducer_override(self, found: "Any") -> "Any":
                 return reduce_cached(found) or super().reducer_override(found)
 
         buffer = io.BytesIO()
-        Pickler(buffer, protocol=PROTOCOL).dump(value)
+        ResultPickler(buffer, protocol=PROTOCOL).dump(value)
         return buffer.getvalue()
 
 
@@ -398,7 +398,7 @@ def handle(number: int, handler: "Any") -> None:
 
 
 def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
-    """The function to call. Raises `Misfit`, and what importing its module raises."""
+    """The function to call. Raises `IncompatibleFunction`, and what importing its module raises."""
     packed = request.get("pickled")
     if packed is None:
         module, _, name = request["function"].partition(":")
@@ -408,20 +408,20 @@ def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
                 found = getattr(found, part)
             return found  # type: ignore[no-any-return]
         except AttributeError:
-            raise Misfit("module %s has no function %s" % (module, name))
+            raise IncompatibleFunction("module %s has no function %s" % (module, name))
         except ImportError as problem:
             if problem.name and (module + ".").startswith(problem.name + "."):
-                raise Misfit("no module %s in %s" % (module, os.getcwd()))
+                raise IncompatibleFunction("no module %s in %s" % (module, os.getcwd()))
             raise
     check_python(packed)
     return unpack(packed["function"])  # type: ignore[no-any-return]
 
 
 def check_python(packed: "Dict[str, Any]") -> None:
-    """Raise `Misfit` unless this Python can load what was packed: its code is that of one minor version."""
+    """Raise `IncompatibleFunction` unless this Python can load what was packed: its code is that of one minor version."""
     here = "%d.%d" % sys.version_info[:2]
     if packed["python"] != here:
-        raise Misfit(
+        raise IncompatibleFunction(
             "the function was packed by Python %s, whose code %s (%s) cannot run: "
             "launch from the same version, name another `python`, or move the function into a module"
             % (packed["python"], sys.executable, here)
@@ -429,7 +429,7 @@ def check_python(packed: "Dict[str, Any]") -> None:
     try:
         importlib.import_module("cloudpickle")
     except ImportError:
-        raise Misfit(
+        raise IncompatibleFunction(
             "the function was packed by cloudpickle, which %s does not have: pip install cloudpickle==%s there, or move the "
             "function into a module" % (sys.executable, packed["cloudpickle"])
         )
@@ -504,7 +504,7 @@ def main(path: str) -> int:
     try:
         function = load(request)
         args, kwargs = load_arguments(request)
-    except Misfit as problem:
+    except IncompatibleFunction as problem:
         return refuse(folder, str(problem))
     except Exception as problem:
         # A module that fails as it is imported is the user's own code.

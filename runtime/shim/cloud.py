@@ -34,11 +34,11 @@ FRESH_S = 300.0
 """How long before credentials end they are renewed."""
 
 
-class Unreachable(Exception):
+class BucketUnreachable(Exception):
     """The bucket did not answer in time; the text has its last words."""
 
 
-class Denied(Unreachable):
+class BucketDenied(BucketUnreachable):
     """The bucket refused, and would refuse again."""
 
 
@@ -120,7 +120,7 @@ class Google(Cloud):
             try:
                 about = read_json(path)
             except (IOError, OSError) as problem:
-                raise Denied("cannot read %s: %s" % (path, problem.strerror))
+                raise BucketDenied("cannot read %s: %s" % (path, problem.strerror))
         else:
             return _read_token(ask_account("token"))
         if about.get("type") == "authorized_user":
@@ -132,7 +132,7 @@ class Google(Cloud):
                 "assertion": _assertion(about, self.scope),
             }
             return _token(about.get("token_uri") or "https://oauth2.googleapis.com/token", {}, form)
-        raise Denied("credentials of type %s in %s are not read here" % (about.get("type"), path))
+        raise BucketDenied("credentials of type %s in %s are not read here" % (about.get("type"), path))
 
 
 def _token(url, headers, form):
@@ -171,11 +171,11 @@ def _assertion(about, scope):
         )
         signature, said = child.communicate(text)
     except OSError as problem:
-        raise Denied("the key of a service account needs openssl here: %s" % problem.strerror)
+        raise BucketDenied("the key of a service account needs openssl here: %s" % problem.strerror)
     finally:
         os.close(reading)
     if child.returncode != 0:
-        raise Denied("openssl cannot sign: %s" % said.decode("utf-8", "replace").strip())
+        raise BucketDenied("openssl cannot sign: %s" % said.decode("utf-8", "replace").strip())
     return (text + b"." + _base64url(signature)).decode("ascii")
 
 
@@ -300,6 +300,6 @@ def _open(request):
     except urllib.error.HTTPError as problem:
         if problem.code in MAY_PASS:
             raise
-        raise Denied("no credentials: %s said %d" % (request.host, problem.code))
+        raise BucketDenied("no credentials: %s said %d" % (request.host, problem.code))
     except (urllib.error.URLError, socket.timeout) as problem:
         raise IOError(errno.EIO, "no credentials: %s does not answer: %s" % (request.host, problem))

@@ -28,7 +28,7 @@ CLAIMS = "notify"
 with an empty `EVENT.SINK.sent` for each that is."""
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """The order cannot be followed, for the reason in the text."""
 
 
@@ -48,11 +48,11 @@ class NoCapacity(Exception):
     """The GPUs that a backend gave to this attempt are in use."""
 
 
-class Stopped(Exception):
+class TransferStopped(Exception):
     """The transfer was given up."""
 
 
-class Taken(Exception):
+class AlreadyClaimed(Exception):
     """A file that only one process may make exists already."""
 
 

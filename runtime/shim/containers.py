@@ -17,7 +17,7 @@ import time
 
 from runtime.shim.common import HOST, LOOK_S, SOON_S, ImageFailed, SetupFailed, say
 from runtime.shim.files import CONTAINERS, drop_file, make_folder, read_json, read_system, write_whole
-from runtime.shim.processes import Child, kill_group
+from runtime.shim.processes import ChildProcess, kill_group
 from runtime.shim.ranks import setup_script
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def ask(words, limit_s=ANSWER_S, gives_up=lambda: False):
     until, pause, named = time.monotonic() + limit_s, SOON_S, "`%s`" % " ".join(words[:2])
     try:
         with tempfile.TemporaryFile() as printed:
-            child = Child(
+            child = ChildProcess(
                 words, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:

@@ -29,7 +29,7 @@ _TREE = re.compile(r"([1-9][0-9]{0,8})\.json$")
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
 
 
-class Hold(object):
+class DevTrees(object):
     """The trees of a job that keeps its machine. A thread looks for them, so that no command waits for a network."""
 
     def __init__(self, order, run):

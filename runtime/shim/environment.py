@@ -19,9 +19,9 @@ import threading
 import time
 
 from runtime.file_trust import is_ours, private_folder
-from runtime.shim.common import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
+from runtime.shim.common import DONE, FAILED, LOOK_S, AlreadyClaimed, SetupFailed, say
 from runtime.shim.files import create_whole, drop_file, list_names, make_folder, read_json, token
-from runtime.shim.processes import Child, bears, boot_id, is_alive, kill_group, started_at
+from runtime.shim.processes import ChildProcess, bears, boot_id, is_alive, kill_group, started_at
 from runtime.shim.tree import restore
 from runtime.shim.tree_walk import remove_folder
 
@@ -205,7 +205,7 @@ def _wait_for_builder(place, gives_up):
         try:
             create_whole(mark, json.dumps(me))
             return True
-        except Taken:
+        except AlreadyClaimed:
             pass
         try:
             last = os.stat(mark).st_mtime
@@ -366,7 +366,7 @@ def _run_manager(words, folder, environment, mark, gives_up):
         where = "there is no such program on PATH on %s" % os.uname().nodename
         raise CannotMake("cannot make the environment with %s: %s" % (words[0], where))
     # By a shell, since the mask of a process is that of all its threads.
-    child = Child(
+    child = ChildProcess(
         ["/bin/sh", "-c", 'umask 022; "$@" && : > "$0"', mark, program] + words[1:],
         cwd=folder,
         env=environment,

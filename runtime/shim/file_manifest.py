@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from runtime.shim.tree import Below, NameRefused
+from runtime.shim.tree import GuardedFolder, UnsafeName
 from runtime.shim.tree_walk import MOST_PARTS
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ TRIES = 3
 PIECE = 1 << 20
 
 
-class Unsuitable(Exception):
+class UnsuitableFile(Exception):
     """A file or folder that cannot be an artifact, for the reason in the text."""
 
     hint = None  # type: Optional[str]
@@ -74,7 +74,7 @@ def is_settled(status: "Status") -> bool:
 def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
     """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is no part of it.
 
-    None if there is nothing. Raises `Unsuitable`.
+    None if there is nothing. Raises `UnsuitableFile`.
     """
     found = {}  # type: Found
     left_out = {}  # type: Dict[str, str]
@@ -84,7 +84,7 @@ def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
         return None, {}
     if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
         what = "a link" if stat.S_ISLNK(top.st_mode) else "neither a file nor a folder"
-        refused = Unsuitable("`%s` is %s" % (path, what))
+        refused = UnsuitableFile("`%s` is %s" % (path, what))
         refused.hint = "name a file or a folder itself"
         raise refused
     found[""] = ("file", status_of(top)) if stat.S_ISREG(top.st_mode) else ("folder", None)
@@ -126,11 +126,11 @@ def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
             else:
                 left_out[name] = "is no regular file"
             if len(found) > MOST_FILES:
-                refused = Unsuitable("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
+                refused = UnsuitableFile("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
                 refused.hint = "pack them into an archive"
                 raise refused
     if size > MOST_BYTES:
-        raise Unsuitable("`%s` has more than 1 TiB: %d bytes" % (path, size))
+        raise UnsuitableFile("`%s` has more than 1 TiB: %d bytes" % (path, size))
     return found, left_out
 
 
@@ -195,16 +195,16 @@ def restore_files(
     """Make the files of a list in `folder`; returns whether the bytes of all of them were there.
 
     `fetch` saves a content as a file in `stage`, a folder on the same file system, and returns whether there is one.
-    Raises `NameRefused` for a name that would lie elsewhere, and, if the list is to stay `inside`, for a link out of it.
+    Raises `UnsafeName` for a name that would lie elsewhere, and, if the list is to stay `inside`, for a link out of it.
     """
     one = os.path.join(stage, "one")
-    with Below(folder) as below:
+    with GuardedFolder(folder) as below:
         for name, about in sorted(files.items()):
             local = from_text(name)
             if "link" in about:
                 target = about["link"]
                 if inside and leads_out(name, target):
-                    raise NameRefused(name, "is a link out of the artifact")
+                    raise UnsafeName(name, "is a link out of the artifact")
                 below.link(local, from_text(target) if inside else target)
             elif about.get("folder"):
                 below.make(local)

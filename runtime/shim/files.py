@@ -10,7 +10,7 @@ import os
 import re
 import time
 
-from runtime.shim.common import HOST, LOOK_S, Taken, say
+from runtime.shim.common import HOST, LOOK_S, AlreadyClaimed, say
 from runtime.shim.tree_walk import walk
 
 TYPE_CHECKING = False
@@ -98,7 +98,7 @@ def write_whole(path, content, durable=True, mode=None):
 
 
 def create_whole(path, content, mode=None):
-    """Create a whole file; raises `Taken` if it exists. The first of any number of writers wins, on NFS too."""
+    """Create a whole file; raises `AlreadyClaimed` if it exists. The first of any number of writers wins, on NFS too."""
     temporary = _write_beside(path, content, mode=mode)
     try:
         try:
@@ -106,7 +106,7 @@ def create_whole(path, content, mode=None):
         except OSError as problem:
             # If the answer to our own link was lost, a second try looks refused; the link count shows which it is.
             if problem.errno == errno.EEXIST and os.stat(temporary).st_nlink < 2:
-                raise Taken(path)
+                raise AlreadyClaimed(path)
             if problem.errno != errno.EEXIST:
                 raise
     finally:
@@ -271,7 +271,7 @@ def _write_folded(path, kept, beside):
     header = json.dumps(places, sort_keys=True).encode("utf-8") + b"\n"
     try:
         create_whole(path, header + b"".join(kept[name] for name in sorted(kept)), mode=0o600)
-    except Taken:
+    except AlreadyClaimed:
         pass  # another was first, or an earlier call was cut off
 
 

@@ -37,7 +37,7 @@ def render_gap(left_out: int) -> bytes:
 GAP = re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([0-9]+)")
 
 
-class Log(object):
+class RankLog(object):
     """The output of one rank, in a file that never takes more than `limit` bytes.
 
     Beyond that the file is its beginning, a line with the number of bytes left out, and the end, which is held in memory
@@ -113,15 +113,15 @@ class Logs(object):
 
     def __init__(self, limit):
         self.limit = limit
-        self.logs: Dict[int, Log] = {}
-        self.ended: List[Log] = []
+        self.logs: Dict[int, RankLog] = {}
+        self.ended: List[RankLog] = []
         self.thread: Any = None
         self.until = 0.0
         """The time at which the thread ends, even during output; 0 while it goes on."""
 
     def open(self, path):
         """The write end of a pipe to the log at `path`; the caller closes it."""
-        log = Log(path, self.limit)
+        log = RankLog(path, self.limit)
         source, sink = os.pipe()
         try:
             fcntl.fcntl(sink, F_SETPIPE_SZ, PIPE_BYTES)

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 
-from runtime.shim.cloud import MAY_PASS, NEAR, Denied, ask_account
+from runtime.shim.cloud import MAY_PASS, NEAR, BucketDenied, ask_account
 from runtime.shim.common import SetupFailed
 
 SECRETS_S = 30.0
@@ -27,7 +27,7 @@ _ABOUT = 300
 """Letters of Google's own words in a message."""
 
 
-class Answered(Exception):
+class SecretRefusal(Exception):
     """Secret Manager refused: `status` is the HTTP code, the text Google's message."""
 
     def __init__(self, status, message):
@@ -47,9 +47,9 @@ def read_secrets(named):
             try:
                 found[name] = _read_newest(name, resource)
                 break
-            except (IOError, http.client.HTTPException, ValueError, KeyError, Denied, Answered) as problem:
+            except (IOError, http.client.HTTPException, ValueError, KeyError, BucketDenied, SecretRefusal) as problem:
                 broken = isinstance(problem, (IOError, http.client.HTTPException))
-                passes = problem.status in MAY_PASS if isinstance(problem, Answered) else broken
+                passes = problem.status in MAY_PASS if isinstance(problem, SecretRefusal) else broken
                 if not passes or time.monotonic() >= until:
                     raise SetupFailed(_explain(name, resource, problem))
             time.sleep(SECRETS_PAUSE_S)
@@ -60,7 +60,7 @@ def _read_newest(name, resource):
     token = json.loads(ask_account("token").decode("utf-8"))["access_token"]
     try:
         value = _access(resource, "latest", token)
-    except Answered as refused:
+    except SecretRefusal as refused:
         # `latest` is the newest version, enabled or not, and listing takes a right that reading does not.
         newest = re.search(r"/versions/(\d+)\]", str(refused)) if refused.status == 400 else None
         if newest is None:
@@ -77,10 +77,10 @@ def _read_older(resource, newest, token):
     for number in range(newest - 1, max(0, newest - 1 - OLDER), -1):
         try:
             return _access(resource, str(number), token)
-        except Answered as refused:
+        except SecretRefusal as refused:
             if refused.status not in (400, 404):
                 raise
-    raise Answered(404, "it has no enabled version")
+    raise SecretRefusal(404, "it has no enabled version")
 
 
 def _access(resource, version, token):
@@ -95,7 +95,7 @@ def _access(resource, version, token):
     except urllib.error.HTTPError as refused:
         with refused:
             said = refused.read().decode("utf-8", "replace")
-        raise Answered(refused.code, _find_message(said))
+        raise SecretRefusal(refused.code, _find_message(said))
 
 
 def _find_message(said):
@@ -108,7 +108,7 @@ def _find_message(said):
 def _explain(name, resource, problem):
     """The sentence about a secret that cannot be read; `problem` never has a value."""
     what = "cannot read " + _name(name, resource)
-    if not isinstance(problem, Answered):
+    if not isinstance(problem, SecretRefusal):
         return "%s: %s" % (what, getattr(problem, "reason", None) or getattr(problem, "strerror", None) or problem)
     said = " (HTTP %d: %s)" % (problem.status, str(problem)[:_ABOUT])
     if problem.status in (401, 403):
@@ -126,5 +126,5 @@ def _find_account():
     """The e-mail address of this machine's service account."""
     try:
         return ask_account("email").decode("utf-8").strip()
-    except (IOError, OSError, ValueError, Denied):
+    except (IOError, OSError, ValueError, BucketDenied):
         return "the account of this machine"

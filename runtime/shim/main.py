@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from runtime.shim.common import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
+from runtime.shim.common import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, AlreadyClaimed, OrderRefused, say, worst
 from runtime.shim.files import (
     close_job,
     fold_job,
@@ -21,8 +21,8 @@ from runtime.shim.files import (
     read_header,
     unfold,
 )
-from runtime.shim.processes import Asked, adopt_orphans
-from runtime.shim.record import FolderRecord, Run, claim_job, drop_open, load_order
+from runtime.shim.processes import StopRequests, adopt_orphans
+from runtime.shim.record import FolderRecord, RunRecord, claim_job, drop_open, load_order
 from runtime.shim.run_loop import serve, serve_node, serve_rank
 from runtime.shim.tree_walk import remove_folder
 
@@ -113,7 +113,7 @@ def main(words):
 
         sys.stdout.write("".join(tree + "\n" for tree in drop_trees(options.drop)))
         return DONE
-    asked = Asked()
+    asked = StopRequests()
     adopt_orphans()
     if options.scratch:
         make_folder(options.scratch)
@@ -132,7 +132,7 @@ def fold_all(root, jobs):
             if os.path.exists(os.path.join(job, "intent.json")) and not is_being_launched(job):
                 fold_job(job, load_order(job))
                 sys.stdout.write(name + "\n")
-        except (Refused, IOError, OSError, ValueError) as problem:
+        except (OrderRefused, IOError, OSError, ValueError) as problem:
             say("cannot fold %s: %s" % (name, problem))
     return DONE
 
@@ -145,7 +145,7 @@ def follow(record, options, asked):
     try:
         if options.clear:
             for name in list_names(os.path.join(folder, "runs")):
-                Run(record, name).clear()
+                RunRecord(record, name).clear()
             return DONE
         order = load_order(folder)
         if options.prepare:
@@ -156,13 +156,13 @@ def follow(record, options, asked):
             return serve_rank(order, folder, options, asked)
         part = order.get("part", 0) if options.part is None else options.part
         claim_job(record, order.get("epoch", 1), part, options.native)
-    except Refused as problem:
+    except OrderRefused as problem:
         say(str(problem))
         return REFUSED
     except (IOError, OSError) as problem:
         say("cannot begin: %s" % problem)
         return REFUSED
-    except Taken as owner:
+    except AlreadyClaimed as owner:
         say("this is a twin: the job is served by %s" % owner)
         return DUPLICATE
     indices = [options.index] if options.index is not None else options.indices or [0]

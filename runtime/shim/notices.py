@@ -32,7 +32,7 @@ FIRST_S = 10.0
 """How long the first attempt waits for the first look at every source."""
 
 
-class Notice(object):
+class CloudNotice(object):
     """An announcement that this machine will be taken away. Times are seconds since 1970."""
 
     def __init__(self, source: str, text: str, deadline: "Optional[float]" = None) -> None:
@@ -57,10 +57,10 @@ def time_for_checkpoint(room: float, grace: float, lead: float) -> float:
     return max(0.0, min(lead, max(room - grace, room / 2)))
 
 
-class NoticeWatch(object):
+class CloudNoticeWatch(object):
     """Asks its sources, one thread for each, and calls `on_notice` with the first notice, once."""
 
-    def __init__(self, sources: "List[Any]", on_notice: "Callable[[Notice], None]") -> None:
+    def __init__(self, sources: "List[Any]", on_notice: "Callable[[CloudNotice], None]") -> None:
         self._on_notice = on_notice
         self._looked = [(source, threading.Event()) for source in sources]
         self._stop = threading.Event()
@@ -97,7 +97,7 @@ class NoticeWatch(object):
             looked.set()
             self._stop.wait(max(0.0, due - time.monotonic()))
 
-    def _pass_on(self, notice: "Notice") -> None:
+    def _pass_on(self, notice: "CloudNotice") -> None:
         with self._lock:
             if not self._stop.is_set():
                 self._stop.set()
@@ -110,14 +110,14 @@ def watch(wanted: "Dict[str, Any]", asked: "Any") -> None:
     Returns once each was asked, so that no attempt begins on a machine that is already going.
     """
 
-    def hear(notice: "Notice") -> None:
+    def hear(notice: "CloudNotice") -> None:
         say("notice from %s: %s" % (notice.source, notice.text))
         asked.hear(notice)
 
     sources: List[Any] = [_CLOUDS[cloud]() for cloud in wanted.get("clouds") or ()]
     if wanted.get("file"):
         sources.append(FileSource(wanted["file"]))
-    watching = NoticeWatch(sources, hear)
+    watching = CloudNoticeWatch(sources, hear)
     watching.start()
     watching.wait(FIRST_S)
 
@@ -128,7 +128,7 @@ class FileSource(object):
     def __init__(self, path: str, every_s: float = FILE_EVERY_S) -> None:
         self.path, self.every_s = path, every_s
 
-    def ask(self) -> "Optional[Notice]":
+    def ask(self) -> "Optional[CloudNotice]":
         """Return the notice, or None."""
         try:
             with io.open(self.path, encoding="utf-8", errors="replace") as opened:
@@ -137,7 +137,7 @@ class FileSource(object):
             if problem.errno == errno.ENOENT:
                 return None
             text = ""  # The path is no readable file.
-        return Notice("file", text.strip().partition("\n")[0] or "`%s` exists" % self.path)
+        return CloudNotice("file", text.strip().partition("\n")[0] or "`%s` exists" % self.path)
 
 
 class GceSource(object):
@@ -150,7 +150,7 @@ class GceSource(object):
         self.tag = ""
         """The version of the last answer about a preemption; the server waits for another one."""
 
-    def ask(self) -> "Optional[Notice]":
+    def ask(self) -> "Optional[CloudNotice]":
         """Return the notice, or None. A preemption is seen at once: the time between two looks is spent waiting for it.
 
         Raises `OSError` or `ValueError` if the server gives no answer.
@@ -158,13 +158,13 @@ class GceSource(object):
         seconds = int(self.every_s) if self.tag else 0
         query = "?wait_for_change=true&timeout_sec=%d&last_etag=%s" % (seconds, self.tag) if seconds else ""
         if self._read("preempted", query, seconds).upper() == "TRUE":
-            notice = Notice("gce", "Compute Engine preempts this machine")
+            notice = CloudNotice("gce", "Compute Engine preempts this machine")
             notice.deadline = notice.at + GCE_NOTICE_S
             return notice
         event = self._read("maintenance-event")
         if event.upper().startswith("TERMINATE"):
             # A minute ahead, or an hour where the machine has accelerators; the server does not say which.
-            return Notice("gce", "Compute Engine ends this machine for maintenance (%s)" % event)
+            return CloudNotice("gce", "Compute Engine ends this machine for maintenance (%s)" % event)
         return None
 
     def _read(self, key: str, query: str = "", seconds: float = 0.0) -> str:
@@ -194,7 +194,7 @@ class Ec2Source(object):
         self.every_s, self.answer_s = every_s, answer_s
         self.token = ""
 
-    def ask(self) -> "Optional[Notice]":
+    def ask(self) -> "Optional[CloudNotice]":
         """Return the notice, or None. Raises `OSError` or `ValueError` if the service gives no answer."""
         status, body = self._read("spot/instance-action")
         if status == 401:
@@ -224,7 +224,7 @@ class Ec2Source(object):
         return status, body
 
     @staticmethod
-    def _parse(body: str) -> "Notice":
+    def _parse(body: str) -> "CloudNotice":
         """Read an action, which is a notice even if its details cannot be read."""
         action, deadline = "take away", None
         try:
@@ -233,7 +233,7 @@ class Ec2Source(object):
             deadline = float(calendar.timegm(time.strptime(said["time"], "%Y-%m-%dT%H:%M:%SZ")))
         except (ValueError, KeyError, TypeError):
             pass
-        return Notice("ec2", "EC2 will %s this machine" % action, deadline)
+        return CloudNotice("ec2", "EC2 will %s this machine" % action, deadline)
 
 
 _CLOUDS: "Dict[str, Any]" = {"gce": GceSource, "ec2": Ec2Source}

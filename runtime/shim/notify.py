@@ -22,7 +22,7 @@ import urllib.request
 
 from runtime.faults import reach
 from runtime.shim.cloud import MAY_PASS, Google
-from runtime.shim.common import CLAIMS, HOST, SetupFailed, Taken, say
+from runtime.shim.common import CLAIMS, HOST, AlreadyClaimed, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ NOTIFY_PAUSE_S = 0.5
 TOPIC_SCOPE = "https://www.googleapis.com/auth/pubsub"
 
 
-class Undelivered(Exception):
+class DeliveryFailure(Exception):
     """A message was not taken; the text says why, and never has the address."""
 
 
-class Still(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the address of a webhook is a secret, and another host should not see what it is sent."""
 
     def redirect_request(self, *_):
@@ -139,7 +139,7 @@ def _send_all(order, record, event, urls):
         if wants(sink, event) and _claim(record, event, number, began):
             reach("shim.notice_claimed")
             find_url = functools.partial(_find_url, order, sink, urls)
-            sending.append(Sending(sink, number, event, find_url, record.folder))
+            sending.append(MessageSender(sink, number, event, find_url, record.folder))
     for each in send_together(sending):
         if each.problem:
             say("notification %d was not sent: %s" % (each.number, each.problem))
@@ -156,7 +156,7 @@ def _claim(record, event, number, began):
         return False
     try:
         record.create_common(claim_name(event, number), make_claim(event, number, began))
-    except Taken:
+    except AlreadyClaimed:
         return False
     if record.read(sent_name(event, number)) is None:
         return True
@@ -164,7 +164,7 @@ def _claim(record, event, number, began):
     return False
 
 
-class Sending(threading.Thread):
+class MessageSender(threading.Thread):
     """Sends one message; it may hang for longer than its sender waits."""
 
     def __init__(self, sink, number, event, find_url, folder=None, quiet=False):
@@ -181,7 +181,7 @@ class Sending(threading.Thread):
         try:
             deliver(self.sink, self.event, self.find_url, self.folder, self.quiet, began=self._note)
             self.problem = ""
-        except Undelivered as problem:
+        except DeliveryFailure as problem:
             self.problem = str(problem)
         except Exception as problem:
             self.problem = type(problem).__name__  # its text may have the address
@@ -195,7 +195,7 @@ class Sending(threading.Thread):
             _end(self.child)
 
 
-def send_together(sending: "Sequence[Sending]") -> "Sequence[Sending]":
+def send_together(sending: "Sequence[MessageSender]") -> "Sequence[MessageSender]":
     """Send messages at the same time, and return them once all are sent or their time is over."""
     for each in sending:
         each.start()
@@ -211,14 +211,14 @@ def _find_url(order, sink, urls):
     if name in urls:
         return urls[name]
     if name in (order.get("secrets") or {}):
-        raise Undelivered("the file with its URL was gone when its shim began")
+        raise DeliveryFailure("the file with its URL was gone when its shim began")
     if name in (order.get("machine_secrets") or {}):
         from runtime.shim.machine_secrets import read_secrets
 
         try:
             return read_secrets({name: order["machine_secrets"][name]})[name]
         except SetupFailed as problem:
-            raise Undelivered(str(problem))
+            raise DeliveryFailure(str(problem))
     return os.environ.get(name, "")
 
 
@@ -231,7 +231,7 @@ def deliver(
     began: "Callable[[subprocess.Popen[bytes]], None]" = lambda child: None,
 ) -> None:
     """Send a message to its sink. A command runs in `folder`, and `began` gets it; what it prints is dropped if `quiet`.
-    Raises `Undelivered`."""
+    Raises `DeliveryFailure`."""
     body = json.dumps(event, sort_keys=True).encode("utf-8")
     if "webhook" in sink:
         post(find_url().strip(), body)
@@ -242,14 +242,14 @@ def deliver(
 
 
 def post(url: str, body: bytes, headers: "Optional[Mapping[str, str]]" = None) -> None:
-    """Send a body to a URL, and again while a failure may pass. Raises `Undelivered`."""
+    """Send a body to a URL, and again while a failure may pass. Raises `DeliveryFailure`."""
     try:
         parts = urllib.parse.urlsplit(url)
         known = parts.scheme in ("https", "http") and parts.hostname
     except ValueError:
         known = False
     if not known:
-        raise Undelivered("its secret holds no URL that begins with https:// or http://")
+        raise DeliveryFailure("its secret holds no URL that begins with https:// or http://")
     for number in range(NOTIFY_TRIES):
         time.sleep(NOTIFY_PAUSE_S * 4 ** (number - 1) if number else 0)
         problem, passes = _post_once(url, body, headers or {})
@@ -257,13 +257,13 @@ def post(url: str, body: bytes, headers: "Optional[Mapping[str, str]]" = None) -
             return
         if not passes:
             break
-    raise Undelivered(problem)
+    raise DeliveryFailure(problem)
 
 
 def _post_once(url, body, headers):
     """The problem, empty if the receiver took the body, and whether it may pass."""
     # A name of a cluster or of this machine is behind no proxy.
-    handlers = [Still()] + ([urllib.request.ProxyHandler({})] if url.startswith("http:") else [])
+    handlers = [NoRedirects()] + ([urllib.request.ProxyHandler({})] if url.startswith("http:") else [])
     try:
         request = urllib.request.Request(url, data=body, headers=dict(headers), method="POST")
         request.add_header("Content-Type", "application/json")
@@ -296,7 +296,7 @@ def _publish(topic, body, event):
     try:
         token = Google(TOPIC_SCOPE).credentials()
     except Exception:
-        raise Undelivered("this machine has no credentials of Google")
+        raise DeliveryFailure("this machine has no credentials of Google")
     attributes = {name: event[name] for name in ("job", "task", "experiment", "state") if name in event}
     attributes["event"] = event["id"]
     message = {"data": base64.b64encode(body).decode("ascii"), "attributes": attributes}
@@ -326,16 +326,16 @@ def _run(words, body, folder, output, began):
             start_new_session=True,
         )
     except OSError as problem:
-        raise Undelivered("its command cannot be started: %s" % os.strerror(problem.errno or 0))
+        raise DeliveryFailure("its command cannot be started: %s" % os.strerror(problem.errno or 0))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     began(child)
     try:
         child.communicate(body, timeout=NOTIFY_S)
     except subprocess.TimeoutExpired:
-        raise Undelivered("its command did not end within %d s" % NOTIFY_S)
+        raise DeliveryFailure("its command did not end within %d s" % NOTIFY_S)
     finally:
         _end(child)
         child.wait()
     if child.returncode:
-        raise Undelivered("its command ended with exit code %d" % child.returncode)
+        raise DeliveryFailure("its command ended with exit code %d" % child.returncode)

@@ -13,8 +13,8 @@ import traceback
 from runtime.shim.common import AGAIN, FAILED, LOOK_S, SOON_S, own_path, worst
 from runtime.shim.cpus import allowed_cpus, keep_to
 from runtime.shim.gpus import given_gpus
-from runtime.shim.processes import ASKING, KNOWN, Asked, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.processes import ASKING, KNOWN, StopRequests, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.shim.resource_usage import forget_oom_kills
 from runtime.shim.run_loop import serve
 
@@ -43,7 +43,7 @@ def pack(order, record, indices, options, asked):
                 pause = SOON_S
             if slot not in running and waiting and not asked.stop:
                 if order["pack"].get("step"):
-                    running[slot] = Step(order["pack"]["step"], record.folder, waiting.pop(0), options)
+                    running[slot] = BackendStep(order["pack"]["step"], record.folder, waiting.pop(0), options)
                 else:
                     running[slot] = Branch(order, record, waiting.pop(0), slots[slot], options)
         for name in asked.take():
@@ -123,7 +123,7 @@ class Branch(object):
             os.setsid()
             KNOWN.clear()
             adopt_orphans()
-            asked = Asked()
+            asked = StopRequests()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             random.seed()
             forget_oom_kills()
@@ -135,11 +135,11 @@ class Branch(object):
             os._exit(code)
 
 
-class Step(subprocess.Popen):  # type: ignore[type-arg]
+class BackendStep(subprocess.Popen):  # type: ignore[type-arg]
     """A shim of one index of a packed machine, started by a command of the backend that limits its CPUs and memory."""
 
     def __init__(self, starter, folder, index, options):
-        self.run = Run(FolderRecord(folder), index)
+        self.run = RunRecord(FolderRecord(folder), index)
         self.before = len(self.run.attempts())
         words = list(starter) + [sys.executable, own_path(), folder, "--native", options.native]
         words += ["--index", str(index)] + (["--part", str(options.part)] if options.part is not None else [])

@@ -21,7 +21,7 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.S
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Asked(object):
+class StopRequests(object):
     """Requests that came by signals, and the notice that this machine will be taken away."""
 
     stop = checkpoint = due = False
@@ -177,7 +177,7 @@ KNOWN: "Set[int]" = set()
 """Children in sessions of their own that this process waits for itself."""
 
 
-class Child(subprocess.Popen):  # type: ignore[type-arg]
+class ChildProcess(subprocess.Popen):  # type: ignore[type-arg]
     """A child in a session of its own whose exit code only this class reads: Popen takes a lost one for success."""
 
     def __init__(self, words, **more):

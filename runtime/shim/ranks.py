@@ -13,7 +13,7 @@ import zlib
 from runtime.shim.common import LOOK_S, NOTIFY, SetupFailed, own_path, shell_code
 from runtime.shim.files import METRICS, drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
-from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
+from runtime.shim.processes import ChildProcess, boot_id, end_orphans, kill, kill_group, started_at
 from runtime.shim.resource_usage import held_memory
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE
 """Variables that a job launched from within another one does not inherit: it is none of the other's ranks."""
 
 
-class Command(object):
+class RankCommand(object):
     """The words, variables and folder of an attempt's command; `has_setup` if setup lines come before it. `artifacts` are those
     that it has, which were restored."""
 
@@ -109,9 +109,9 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
     environment["RUNTIME_ORIGIN"] = write_origin(order, scratch)
     artifacts: "Any" = None
     if order.get("artifacts"):
-        from runtime.shim.artifacts import Artifacts
+        from runtime.shim.artifacts import AttemptArtifacts
 
-        artifacts = Artifacts(order, run, number, folder, scratch)
+        artifacts = AttemptArtifacts(order, run, number, folder, scratch)
         artifacts.restore(gives_up)
         environment.update(artifacts.variables())
     if order.get("environment"):
@@ -132,14 +132,14 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
         if (order.get("code") or {}).get("writable", True):
             places.append(folder)
         containers.prepare(folder, places, environment, order.get("setup"))
-        return Command(words, environment, folder, True, artifacts)
+        return RankCommand(words, environment, folder, True, artifacts)
     before = list(order.get("wrap") or [])
     has_setup = any(END_SETUP in word for word in before)
     if order.get("setup"):
         script = setup_script(order["setup"], last=not has_setup)
         before = [shutil.which("bash") or "/bin/sh", "-c", script, "setup"] + before
         has_setup = True
-    return Command(before + words, environment, folder, has_setup, artifacts)
+    return RankCommand(before + words, environment, folder, has_setup, artifacts)
 
 
 def make_tree(order, job, scratch):
@@ -261,7 +261,7 @@ class Ranks(object):
         chosen = 20000 + zlib.crc32(self.folder.encode()) % 10000
         self.port = order.get("master_port") or chosen
         """Where rank 0 can be reached."""
-        self.children: "List[Child]" = []
+        self.children: "List[ChildProcess]" = []
         per_node = order["tasks_per_node"]
         self.count = order["nodes"] * per_node
         self.here = range(self.count) if node is None else range(node * per_node, (node + 1) * per_node)
@@ -273,7 +273,7 @@ class Ranks(object):
         self.containers: "Optional[Any]" = None
         """The containers that the ranks of this machine run in, if they do."""
 
-    def start(self, rank: int, command: "Command") -> None:
+    def start(self, rank: int, command: "RankCommand") -> None:
         """Start one rank. Raises `OSError` or `ValueError` if its command cannot be started."""
         if command.has_setup:
             self.setup.expect(rank)
@@ -282,7 +282,7 @@ class Ranks(object):
             words, environment = self.containers.enclose(rank, words, environment)
         log = self.logs.open(os.path.join(self.folder, "rank%d.log" % rank))
         try:
-            child = Child(
+            child = ChildProcess(
                 words,
                 cwd=command.folder,
                 env=environment,
@@ -332,7 +332,7 @@ class Ranks(object):
         environment = dict(os.environ, RUNTIME_LEADER=os.uname().nodename)
         log = os.open(os.path.join(self.folder, "ranks.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            child = Child(
+            child = ChildProcess(
                 words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         finally:

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 
-from runtime.shim.common import HOST, SCHEMA, Refused, Stopped, Taken, say
+from runtime.shim.common import HOST, SCHEMA, AlreadyClaimed, OrderRefused, TransferStopped, say
 from runtime.shim.files import (
     CONTAINERS,
     FOLDED,
@@ -89,11 +89,11 @@ class FolderRecord(object):
         write_patiently(self._put(write_whole), self._path(name), text, give_up)
 
     def create(self, name, text, give_up=None):
-        """Create a file; raises `Taken` if it exists."""
+        """Create a file; raises `AlreadyClaimed` if it exists."""
         write_patiently(self._put(create_whole), self._path(name), text, give_up)
         if name.endswith("/result") and read_folded(self.folder, name) is not None:
             os.unlink(self._path(name))  # it was folded a moment ago
-            raise Taken(name)
+            raise AlreadyClaimed(name)
 
     def _put(self, write, make=make_folder):
         def put(path, text):
@@ -119,7 +119,7 @@ class FolderRecord(object):
         self._put(lambda to, source: os.rename(source, to))(self._path(name), path)
 
     def get_file(self, name, path, give_up=None):
-        """Save a file of any size as `path`; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        """Save a file of any size as `path`; False if there is none. Raises `TransferStopped` once `give_up` comes true."""
         try:
             source = io.open(self._path(name), "rb")
         except (IOError, OSError) as problem:
@@ -129,7 +129,7 @@ class FolderRecord(object):
         with source, io.open(path, "wb") as copy:
             for piece in iter(lambda: source.read(1 << 20), b""):
                 if give_up is not None and give_up():
-                    raise Stopped(name)
+                    raise TransferStopped(name)
                 copy.write(piece)
         return True
 
@@ -138,7 +138,7 @@ class FolderRecord(object):
         drop_file(self._path(name))
 
     def begin(self, name, text, give_up=None):
-        """Make the folder of an attempt with its `start.json`. Raises `Taken` if another shim made it."""
+        """Make the folder of an attempt with its `start.json`. Raises `AlreadyClaimed` if another shim made it."""
 
         def make():
             make_folder(os.path.dirname(self._path(name)), within=self.folder)
@@ -147,7 +147,7 @@ class FolderRecord(object):
             except OSError as problem:
                 if problem.errno != errno.EEXIST:
                     raise
-                raise Taken(name)
+                raise AlreadyClaimed(name)
 
         def note():
             check_folder(self.folder)
@@ -192,7 +192,7 @@ class FolderRecord(object):
         return read_outcomes(os.path.basename(self.folder), list_names(self._common("done")))
 
     def create_common(self, name, text):
-        """Create a file of the record root that all users may share; raises `Taken` if it exists."""
+        """Create a file of the record root that all users may share; raises `AlreadyClaimed` if it exists."""
         write_patiently(self._put(create_private, make_common_folder), self._common(name), text, at_once)
 
     def write_common(self, name, text):
@@ -235,7 +235,7 @@ class FolderRecord(object):
         return []
 
 
-class Run(object):
+class RunRecord(object):
     """The run of one index of a job: its attempts, its result, and its folder on this machine."""
 
     def __init__(self, record, index, told=None):
@@ -288,7 +288,7 @@ class Run(object):
         self.tell(result)
         try:
             self.record.create(self.name + "/result", json.dumps(result, sort_keys=True), give_up)
-        except Taken:
+        except AlreadyClaimed:
             result = self.result() or result
         self.announce(result, give_up)
         return result
@@ -423,7 +423,7 @@ class Run(object):
             try:
                 self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True), give_up)
                 return attempt
-            except Taken:
+            except AlreadyClaimed:
                 attempt += 1
 
     def withdraw(self, attempt):
@@ -524,27 +524,27 @@ def parse_result(text):
 
 
 def claim_job(record, epoch, part, native):
-    """Claim this part of the job; raises `Taken` if another native job serves it."""
+    """Claim this part of the job; raises `AlreadyClaimed` if another native job serves it."""
     name = "owners/%d.%d" % (epoch, part)
     try:
         record.create(name, native)
-    except Taken:
+    except AlreadyClaimed:
         owner = record.read(name)
         if owner != native:
-            raise Taken(owner)
+            raise AlreadyClaimed(owner)
     refuse_if_later(record, epoch, part)
 
 
 def refuse_if_later(record, epoch, part):
-    """Raise `Taken` if a native job of a later epoch serves this part of the job, or if the job is being removed."""
+    """Raise `AlreadyClaimed` if a native job of a later epoch serves this part of the job, or if the job is being removed."""
     names = record.names("owners")
     epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
     later = [each for each in epochs if each.isdecimal() and int(each) > epoch]
     if later:
-        raise Taken("%s.%d" % (later[-1], part))
+        raise AlreadyClaimed("%s.%d" % (later[-1], part))
     # `gc` looks at the owners after it has written this, so that one of us meets the other.
     if record.has("removing"):
-        raise Taken("nobody, since it is being removed")
+        raise AlreadyClaimed("nobody, since it is being removed")
 
 
 def read_outcomes(job, names):
@@ -569,11 +569,11 @@ def load_order(folder):
     try:
         order = read_json(os.path.join(folder, "order.json"))
     except (IOError, OSError) as problem:
-        raise Refused("cannot read the order in %s: %s" % (folder, problem.strerror))
+        raise OrderRefused("cannot read the order in %s: %s" % (folder, problem.strerror))
     except ValueError as problem:
-        raise Refused("the order in %s is no JSON: %s" % (folder, problem))
+        raise OrderRefused("the order in %s is no JSON: %s" % (folder, problem))
     if not isinstance(order, dict):
-        raise Refused("the order in %s is no JSON object" % folder)
+        raise OrderRefused("the order in %s is no JSON object" % folder)
     if order.get("schema") != SCHEMA:
-        raise Refused("the order has schema %s, this shim follows %d" % (order.get("schema"), SCHEMA))
+        raise OrderRefused("the order has schema %s, this shim follows %d" % (order.get("schema"), SCHEMA))
     return order

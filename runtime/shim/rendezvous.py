@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 
-from runtime.shim.common import BEAT_S, HOST, LOOK_S, Taken, say
+from runtime.shim.common import BEAT_S, HOST, LOOK_S, AlreadyClaimed, say
 from runtime.shim.files import token
 from runtime.shim.processes import boot_id, end_marked, is_alive, started_at
 from runtime.shim.retry import name_end, pod_failures
@@ -37,7 +37,7 @@ PORTS = 20000, 10000
 """First port that the ranks may meet at, and how many follow."""
 
 
-class Signs(object):
+class NodeHeartbeat(object):
     """The counter of another node. Only this machine's clock is read."""
 
     def __init__(self):
@@ -56,7 +56,7 @@ class Signs(object):
         return time.monotonic() - self.at >= SILENT_S
 
 
-class Meeting(object):
+class Rendezvous(object):
     """One node's part in one attempt of a run. A thread looks for the others' files and moves this node's counter."""
 
     leads = False
@@ -99,7 +99,7 @@ class Meeting(object):
     def meet(self, scratch, asked):
         """Wait until every node is ready. Returns None, or the end of the attempt as `Attempt.go` does.
 
-        Raises `Taken` if another shim serves this node.
+        Raises `AlreadyClaimed` if another shim serves this node.
         """
         self._claim(scratch)
         until = self.began + self.start_s
@@ -215,16 +215,16 @@ class Meeting(object):
         raise NotImplementedError
 
 
-class Leader(Meeting):
+class Leader(Rendezvous):
     """Node 0, which ends the attempt when another node has failed or is lost."""
 
     leads = True
 
     def __init__(self, order, run, number):
-        Meeting.__init__(self, order, run, number)
+        Rendezvous.__init__(self, order, run, number)
         self.others = range(1, self.nodes)
         self.ready: "Dict[int, Dict[str, Any]]" = {}
-        self.signs: "Dict[int, Signs]" = {}
+        self.signs: "Dict[int, NodeHeartbeat]" = {}
         self.ends: "Dict[int, Dict[str, Any]]" = {}
 
     def look(self):
@@ -232,7 +232,7 @@ class Leader(Meeting):
         self.asked = self.asked or any(name.endswith(".ask") for name in names)
         for node in self.others:
             if node not in self.ready and str(node) in names:
-                self.signs[node] = Signs()
+                self.signs[node] = NodeHeartbeat()
                 self.ready[node] = json.loads(self.record.read(self.rank_name(node)))
             if node not in self.ends and "%d.end" % node in names:
                 self.ends[node] = json.loads(self.record.read(self.rank_name(node, ".end")))
@@ -309,12 +309,12 @@ class Leader(Meeting):
             time.sleep(LOOK_S)
 
 
-class Member(Meeting):
+class Member(Rendezvous):
     """A node that serves the attempts of node 0."""
 
     def __init__(self, order, run, number):
-        Meeting.__init__(self, order, run, number)
-        self.leader = Signs()
+        Rendezvous.__init__(self, order, run, number)
+        self.leader = NodeHeartbeat()
         self.stopped, self.over, self.lost = False, False, False
         """Whether node 0 wants the end of the attempt, has ended it, or is lost."""
         self.go_text: "Optional[str]" = None
@@ -362,7 +362,7 @@ class Member(Meeting):
         try:
             note = dict(details, reason=reason, code=code, at=time.time())
             self.record.create(self.rank_name(self.node, ".end"), json.dumps(note, sort_keys=True))
-        except Taken:
+        except AlreadyClaimed:
             pass  # a later shim of this node took us for lost
         while not asked.stop and not self.over and not self.lost:
             time.sleep(LOOK_S)
@@ -403,7 +403,7 @@ def _bury(run, name, about):
     said = "node %d on %s: %s" % (run.node, about["host"], end.get("message", "its shim was started again"))
     try:
         run.record.create(name + ".end", json.dumps(dict(end, message=said, at=time.time()), sort_keys=True))
-    except Taken:
+    except AlreadyClaimed:
         pass
 
 

@@ -6,12 +6,12 @@ import tempfile
 import time
 
 from runtime.faults import reach
-from runtime.shim.attempt import OVERTAKEN, Attempt
-from runtime.shim.common import AGAIN, DONE, DUPLICATE, FAILED, Refused, SetupFailed, Taken, say
+from runtime.shim.attempt import OVERTAKEN, CommandAttempt
+from runtime.shim.common import AGAIN, DONE, DUPLICATE, FAILED, AlreadyClaimed, OrderRefused, SetupFailed, say
 from runtime.shim.files import fold, make_folder, token
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import stops_within
-from runtime.shim.record import FolderRecord, Run, refuse_if_later, scratch_prefix
+from runtime.shim.record import FolderRecord, RunRecord, refuse_if_later, scratch_prefix
 from runtime.shim.rendezvous import POLL_S, find_attempt, open_meeting
 from runtime.shim.retry import decide, pod_failures
 from runtime.shim.tree_walk import remove_folder
@@ -29,7 +29,7 @@ def rank_number():
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
-    raise Refused("nothing says which rank this is")
+    raise OrderRefused("nothing says which rank this is")
 
 
 def serve_rank(order, folder, options, asked):
@@ -37,15 +37,15 @@ def serve_rank(order, folder, options, asked):
     leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
     scratch = tempfile.mkdtemp(prefix=scratch_prefix(order["job"], options.index), dir=options.scratch)
     try:
-        run = Run(FolderRecord(folder), options.index)
-        return Attempt(order, run, options.rank_of, scratch, asked, {}, leader=leader).run_rank(rank_number())
+        run = RunRecord(FolderRecord(folder), options.index)
+        return CommandAttempt(order, run, options.rank_of, scratch, asked, {}, leader=leader).run_rank(rank_number())
     finally:
         remove_folder(scratch)
 
 
 def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
-    run = Run(record, index, order.get("told"))
+    run = RunRecord(record, index, order.get("told"))
     run.log_bytes, run.outputs = order.get("log_bytes", LOG_BYTES), order.get("outputs")
     if order.get("notices"):
         asked.watch(order["notices"])
@@ -56,9 +56,9 @@ def serve(order, record, index, options, asked, binding):
 
     record.give_up = give_up
     if order.get("hold"):
-        from runtime.shim.dev_loop import Hold
+        from runtime.shim.dev_loop import DevTrees
 
-        run.hold = Hold(order, run)
+        run.hold = DevTrees(order, run)
     try:
         end = None if run.result() else run.unread_end(order)
         if end:
@@ -187,7 +187,7 @@ def serves(order, run, options):
         refuse_if_later(
             run.record, order.get("epoch", 1), order.get("part", 0) if options.part is None else options.part
         )
-    except Taken as owner:
+    except AlreadyClaimed as owner:
         say("index %d was taken up by %s" % (run.index, owner))
         return False
     return True
@@ -203,7 +203,7 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
         if not run.record.before(run, number, asked):
             return asked.end()
         try:
-            end = Attempt(order, run, number, scratch, asked, binding, gpus, meeting=meeting).go()
+            end = CommandAttempt(order, run, number, scratch, asked, binding, gpus, meeting=meeting).go()
         finally:
             run.record.after(run, number)
         if meeting is not None:
@@ -248,7 +248,7 @@ def serve_node(order, record, index, options, asked):
 
 def _serve_node(order, record, index, options, asked):
     # A node that waits too long gives its machine back, since node 0 may need it to begin at all.
-    run = Run(record, index, order.get("told"))
+    run = RunRecord(record, index, order.get("told"))
     run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
     run.outputs = order.get("outputs")
     order = {name: value for name, value in order.items() if name not in OF_NODE_0}
@@ -290,7 +290,7 @@ def serve_part(order, run, number, options, asked):
     make_folder(run.attempt_folder(number))
     try:
         attempt_once(order, run, number, scratch, asked, {}, None)
-    except Taken:
+    except AlreadyClaimed:
         say("another shim serves node %d" % run.node)
 
 

@@ -23,7 +23,7 @@ PART_BYTES, PATH_BYTES = 255, 4095
 """The most bytes of each part of a name that another machine chose, and of the whole path."""
 
 
-class NameRefused(ValueError):
+class UnsafeName(ValueError):
     """A name from another machine that becomes no file here."""
 
     def __init__(self, name: "Any", reason: str) -> None:
@@ -32,36 +32,36 @@ class NameRefused(ValueError):
 
 
 def local_parts(name: "Any") -> "List[str]":
-    """The parts of a relative path from another machine; raises `NameRefused` unless it leads below a folder."""
+    """The parts of a relative path from another machine; raises `UnsafeName` unless it leads below a folder."""
     if not isinstance(name, str):
-        raise NameRefused(name, "is no text")
+        raise UnsafeName(name, "is no text")
     parts = name.split("/")
     if "\0" in name:
-        raise NameRefused(name, "holds a NUL")
+        raise UnsafeName(name, "holds a NUL")
     if name.startswith("/"):
-        raise NameRefused(name, "is an absolute path")
+        raise UnsafeName(name, "is an absolute path")
     if ".." in parts:
-        raise NameRefused(name, "leads to a folder above")
+        raise UnsafeName(name, "leads to a folder above")
     if "" in parts or "." in parts:
-        raise NameRefused(name, "has an empty part")
+        raise UnsafeName(name, "has an empty part")
     try:
         size = max(len(os.fsencode(part)) for part in parts)
     except UnicodeError:
-        raise NameRefused(name, "cannot be a file name here")
+        raise UnsafeName(name, "cannot be a file name here")
     if size > PART_BYTES:
-        raise NameRefused(name, "has a part of %d bytes, and %d is the most" % (size, PART_BYTES))
+        raise UnsafeName(name, "has a part of %d bytes, and %d is the most" % (size, PART_BYTES))
     if len(parts) > MOST_PARTS:
-        raise NameRefused(name, "lies %d folders deep, and %d is the most" % (len(parts), MOST_PARTS))
+        raise UnsafeName(name, "lies %d folders deep, and %d is the most" % (len(parts), MOST_PARTS))
     return parts
 
 
 def check_length(name: str, folder: str) -> None:
     size = len(os.fsencode(folder)) + 1 + len(os.fsencode(name))
     if size > PATH_BYTES:
-        raise NameRefused(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
+        raise UnsafeName(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
 
 
-class Below(object):
+class GuardedFolder(object):
     """An open folder that takes files under names that another machine chose.
 
     Every folder on the way is opened inside the one above it and never through a link, so a new file lies below the
@@ -77,7 +77,7 @@ class Below(object):
         while self._open:
             os.close(self._open.pop())
 
-    def __enter__(self) -> "Below":
+    def __enter__(self) -> "GuardedFolder":
         return self
 
     def __exit__(self, *_: "Any") -> None:
@@ -86,7 +86,7 @@ class Below(object):
     def enter(self, name: "Any") -> "Tuple[int, str]":
         """The descriptor of the folder of `name`, which is made if it is missing, and the last part of `name`.
 
-        The descriptor is valid until the next call. Raises `NameRefused`.
+        The descriptor is valid until the next call. Raises `UnsafeName`.
         """
         parts = local_parts(name)
         return self._walk(name, parts[:-1]), parts[-1]
@@ -124,7 +124,7 @@ class Below(object):
             return os.open(part, flags, dir_fd=self._open[-1])
         except OSError as problem:
             if problem.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise NameRefused(name, "leads through %s, which is no folder here" % ascii(part))
+                raise UnsafeName(name, "leads through %s, which is no folder here" % ascii(part))
             raise explain_name(name, problem)
 
     def clear(self, name: "Any") -> "Tuple[int, str]":
@@ -134,7 +134,7 @@ class Below(object):
             os.unlink(last, dir_fd=folder)
         except OSError as problem:
             if problem.errno in (errno.EISDIR, errno.EPERM):
-                raise NameRefused(name, "is the name of a folder here")
+                raise UnsafeName(name, "is the name of a folder here")
             if problem.errno != errno.ENOENT:
                 raise explain_name(name, problem)
         return folder, last
@@ -158,10 +158,10 @@ class Below(object):
 
 
 def explain_name(name: "Any", problem: Exception) -> Exception:
-    """`NameRefused` if the file system refuses the name, else the problem itself."""
+    """`UnsafeName` if the file system refuses the name, else the problem itself."""
     number = getattr(problem, "errno", None)
     if isinstance(problem, ValueError) or number in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
-        return NameRefused(name, "is refused by the file system: %s" % (getattr(problem, "strerror", None) or problem))
+        return UnsafeName(name, "is refused by the file system: %s" % (getattr(problem, "strerror", None) or problem))
     return problem
 
 
@@ -180,7 +180,7 @@ def restore(archive, sha256, folder):
         raise left
     try:
         unpack(content, folder)
-    except NameRefused as problem:
+    except UnsafeName as problem:
         raise SetupFailed("the snapshot is refused: %s" % problem)
     return folder
 
@@ -188,11 +188,11 @@ def restore(archive, sha256, folder):
 def unpack(content: bytes, folder: str) -> None:
     """Make `folder` with the tree of a snapshot; the caller has proven that `content` is the submitted bytes.
 
-    Raises `NameRefused` for the reasons of `list_entries`, and for a name that the file system refuses.
+    Raises `UnsafeName` for the reasons of `list_entries`, and for a name that the file system refuses.
     """
     entries = list_entries(content, folder)
     os.makedirs(folder)
-    with Below(folder) as below:
+    with GuardedFolder(folder) as below:
         for name, mode, start, size, target in entries:
             if target:
                 below.link(name, target)
@@ -211,9 +211,9 @@ def list_entries(content: bytes, folder: str) -> "List[Tuple[str, int, int, int,
     """Name, mode, offset and number of the bytes, and a link's target, of each entry of an archive for `folder`.
 
     An archive holds files and symbolic links, as taking a snapshot makes them. Anything else in it, or a name that leads
-    elsewhere or through a link, raises `NameRefused`. The last of two entries with one name counts.
+    elsewhere or through a link, raises `UnsafeName`. The last of two entries with one name counts.
     """
-    import tarfile  # here, for those who import only `Below`
+    import tarfile  # here, for those who import only `GuardedFolder`
 
     found = {}  # type: Dict[str, Tuple[str, int, int, int, str]]
     folders = {""}
@@ -229,39 +229,39 @@ def list_entries(content: bytes, folder: str) -> "List[Tuple[str, int, int, int,
                 target = entry.linkname if entry.issym() else ""
                 found[entry.name] = entry.name, entry.mode, entry.offset_data, entry.size, target
     except tarfile.TarError as problem:
-        raise NameRefused("archive", "cannot be read: %s" % problem)
+        raise UnsafeName("archive", "cannot be read: %s" % problem)
     if content[end:].strip(b"\0"):
-        raise NameRefused("archive", "goes on after its last entry")
+        raise UnsafeName("archive", "goes on after its last entry")
     return list(found.values())
 
 
 def _check_entry(entry: "Any", length: int) -> None:
     if entry.type == b"2":  # tarfile.SYMTYPE
         if not entry.linkname:
-            raise NameRefused(entry.name, "is a link to nothing")
+            raise UnsafeName(entry.name, "is a link to nothing")
         if entry.size:
-            raise NameRefused(entry.name, "is a link with bytes of its own")
+            raise UnsafeName(entry.name, "is a link with bytes of its own")
         if len(os.fsencode(entry.linkname)) > PATH_BYTES:
-            raise NameRefused(entry.name, "is a link of more than %d bytes" % PATH_BYTES)
+            raise UnsafeName(entry.name, "is a link of more than %d bytes" % PATH_BYTES)
         return
     if entry.type != b"0" or entry.issparse():
-        raise NameRefused(entry.name, "is neither a file nor a symbolic link")
+        raise UnsafeName(entry.name, "is neither a file nor a symbolic link")
     if entry.mode & ~0o777:
-        raise NameRefused(entry.name, "has the mode %o" % entry.mode)
+        raise UnsafeName(entry.name, "has the mode %o" % entry.mode)
     if entry.size < 0 or entry.offset_data + entry.size > length:
-        raise NameRefused(entry.name, "is cut off")
+        raise UnsafeName(entry.name, "is cut off")
 
 
 def _check_place(name: str, found: "Dict[str, Any]", folders: "Set[str]") -> None:
     parts = local_parts(name)
     if name in folders:
-        raise NameRefused(name, "is the name of a folder here")
+        raise UnsafeName(name, "is the name of a folder here")
     if "/".join(parts[:-1]) in folders:
         return
     for depth in range(1, len(parts)):
         folder = "/".join(parts[:depth])
         if folder in found:
-            raise NameRefused(name, "leads through %s, which is no folder here" % ascii(parts[depth - 1]))
+            raise UnsafeName(name, "leads through %s, which is no folder here" % ascii(parts[depth - 1]))
         folders.add(folder)
 
 

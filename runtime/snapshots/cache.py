@@ -29,7 +29,7 @@ KEPT_TREES: Final = 16
 KEPT_FOLDERS: Final = 200
 
 
-class Seen(NamedTuple):
+class CachedFile(NamedTuple):
     """A file as it was read."""
 
     name: str
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     """SHA-256 of its bytes, or of a link's text."""
 
     @classmethod
-    def of(cls, name: str, status: os.stat_result, content: bytes) -> Seen:
+    def of(cls, name: str, status: os.stat_result, content: bytes) -> CachedFile:
         return cls(name, status, hashlib.sha256(content).hexdigest())
 
 
@@ -49,7 +49,7 @@ class SnapshotCache:
         self._path = path
         self._files, self._trees = files, trees
         self._opened_ns = time.time_ns()
-        self._seen: Sequence[Seen] = ()
+        self._seen: Sequence[CachedFile] = ()
         self._changed = False
 
     @classmethod
@@ -85,11 +85,11 @@ class SnapshotCache:
         digest: str = known[-1]
         return digest
 
-    def find_id(self, seen: Sequence[Seen]) -> str | None:
+    def find_id(self, seen: Sequence[CachedFile]) -> str | None:
         """Return the content id of a tree that holds exactly this, if it was packed before."""
         return self._trees.get(self._keep(seen))
 
-    def learn(self, seen: Sequence[Seen], identity: str) -> None:
+    def learn(self, seen: Sequence[CachedFile], identity: str) -> None:
         """Remember the content id of a tree that was packed."""
         key = self._keep(seen)
         self._trees = {**{each: known for each, known in self._trees.items() if each != key}, key: identity}
@@ -118,7 +118,7 @@ class SnapshotCache:
                 temporary.unlink(missing_ok=True)
             _drop_oldest(self._path.parent)
 
-    def _keep(self, seen: Sequence[Seen]) -> str:
+    def _keep(self, seen: Sequence[CachedFile]) -> str:
         self._seen = seen
         lines = (
             f"{stat.S_IFMT(each.status.st_mode)} {each.status.st_mode & 0o100} {each.digest} {each.name}"

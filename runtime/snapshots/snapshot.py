@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.shim.tree_walk import MOST_PARTS
-from runtime.snapshots.cache import Seen, SnapshotCache
+from runtime.snapshots.cache import CachedFile, SnapshotCache
 from runtime.snapshots.git import ask_git
 from runtime.snapshots.secret_files import find_secret_files
 from runtime.units import format_size
@@ -112,7 +112,7 @@ def take_snapshot(
         identity = snapshot_id(archive)
         if records is not None:
             _store(archive, folder, files, rules, records)
-        cache.learn([Seen.of(file.name, file.status, content) for file, content in contents], identity)
+        cache.learn([CachedFile.of(file.name, file.status, content) for file, content in contents], identity)
     cache.save()
     return identity
 
@@ -182,7 +182,7 @@ def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, 
     Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive with an entry that no
     snapshot has: a device, a name that leads elsewhere.
     """
-    from runtime.shim.tree import NameRefused, list_entries
+    from runtime.shim.tree import UnsafeName, list_entries
 
     if snapshot_id(archive) != identity:
         raise StoreUnsafe(
@@ -192,7 +192,7 @@ def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, 
         )
     try:
         return list_entries(archive, folder)
-    except NameRefused as problem:
+    except UnsafeName as problem:
         raise NotPossible(f"snapshot `{identity}` is refused: {problem}") from None
 
 
@@ -368,16 +368,16 @@ def _check_secrets(folder: Path, files: Sequence[TreeFile], named: set[str]) -> 
 # the archive
 
 
-def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache) -> list[Seen]:
+def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache) -> list[CachedFile]:
     """Digest each file, in order; only files that the cache does not vouch for are read."""
     found = []
     for each in files:
         digest = cache.find_digest(each.name, each.status)
         if digest is None:
             read, content = _read(str(folder), each)
-            found.append(Seen.of(each.name, read.status, content))
+            found.append(CachedFile.of(each.name, read.status, content))
         else:
-            found.append(Seen(each.name, each.status, digest))
+            found.append(CachedFile(each.name, each.status, digest))
     return found
 
 

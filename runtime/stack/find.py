@@ -30,7 +30,7 @@ from runtime.file_trust import check_trusted, is_ours, write_private
 from runtime.outputs import (
     OUTPUT_NAME,
     PUBLISHED,
-    Published,
+    PublishedCopy,
     RecordsOutput,
     SqliteQueueOutput,
     StackOutputs,
@@ -40,7 +40,7 @@ from runtime.outputs import (
     read_published,
 )
 from runtime.queues.base import DEFAULT_QUEUE
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import format_duration, format_time, parse_time
 from runtime.values import dataclass, field
@@ -87,7 +87,7 @@ class FoundStack:
     """Whether the outputs come from the cache, because the source did not answer."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The contract as read, with keys that this release does not know."""
-    published: Published | None = None
+    published: PublishedCopy | None = None
     """The publication's own facts, in a published copy."""
 
     @property
@@ -323,7 +323,7 @@ def _say_cached(cached: FoundStack, why: str) -> FoundStack:
 
 
 def _warn(text: str) -> None:
-    Log(__name__).warning(text)
+    CleanLogger(__name__).warning(text)
 
 
 def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:

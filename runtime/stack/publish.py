@@ -19,7 +19,7 @@ from runtime.outputs import (
     PUBLISHED,
     SCHEMA,
     MissingOutput,
-    Published,
+    PublishedCopy,
     contract_digest,
     decode_fields,
     encode_fields,
@@ -73,9 +73,9 @@ class Publication:
     url: str
     source: str
     effect: Effect
-    published: Published
+    published: PublishedCopy
     changes: tuple[Change, ...]
-    previous: Published | None
+    previous: PublishedCopy | None
     """Facts of the present copy."""
     text: str
     why: str | None = None
@@ -108,7 +108,7 @@ def plan_publication(
         raise InvalidValue("destination", url, "a path, or a file:, gs:// or s3:// URL")
     contract = found.contract
     digest = contract_digest(contract)
-    published = Published(
+    published = PublishedCopy(
         digest=digest, at=now, commit=commit.id if commit else None, committed_at=commit.at if commit else None
     )
     there = _read_there(url)
@@ -177,7 +177,7 @@ class _There:
     """The present copy: a contract's fields, or the reason for none."""
 
     fields: Mapping[str, Any] | None = None
-    published: Published | None = None
+    published: PublishedCopy | None = None
     problem: str | None = None
 
 
@@ -202,8 +202,8 @@ def _read_there(url: str) -> _There:
 
 
 def _judge(
-    stack: str, url: str, digest: str, published: Published, there: _There, folder: Path | None
-) -> tuple[Effect, str | None, Mapping[str, Any], Published | None]:
+    stack: str, url: str, digest: str, published: PublishedCopy, there: _There, folder: Path | None
+) -> tuple[Effect, str | None, Mapping[str, Any], PublishedCopy | None]:
     if there.fields is None:
         effect = Effect.MENDS if there.problem else Effect.CREATES
         return effect, there.problem, {}, None
@@ -235,7 +235,7 @@ def _refuse_others(stack: str, url: str, fields: Mapping[str, Any]) -> None:
         )
 
 
-def _older(new: Published, old: Published, folder: Path | None) -> str | None:
+def _older(new: PublishedCopy, old: PublishedCopy, folder: Path | None) -> str | None:
     """Return the evidence that `new` is of an earlier commit than `old`; None without any."""
     if new.commit is None or old.commit is None:
         return None

@@ -29,7 +29,7 @@ _VERSION: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Artifacts:
+class ArtifactSpec:
     """What attempts of a task save and find, by tag."""
 
     capture: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
@@ -50,7 +50,7 @@ class Artifacts:
         return {**{tag: place_of(tag) for tag in self.reuse}, **self.capture}
 
 
-NO_ARTIFACTS: Final = Artifacts()
+NO_ARTIFACTS: Final = ArtifactSpec()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,7 +96,7 @@ def is_tag(value: object) -> bool:
 
 def check_artifacts(artifacts: Any) -> None:
     """Raise `InvalidTask` with the field's name on the wire."""
-    if not isinstance(artifacts, Artifacts):
+    if not isinstance(artifacts, ArtifactSpec):
         raise InvalidTask(
             "artifacts", f'is {artifacts!a:.60}, expected an object such as {{"capture": {{"model": "out"}}}}'
         )
@@ -140,7 +140,7 @@ def _is_below(path: str) -> bool:
     return not (path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path or len(path) > 1024)
 
 
-def _check_apart(artifacts: Artifacts) -> None:
+def _check_apart(artifacts: ArtifactSpec) -> None:
     """Refuse two artifacts with one tag, one variable, or one place inside the other."""
     named = [*artifacts.capture, *artifacts.reuse]
     variables: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _check_apart(artifacts: Artifacts) -> None:
             raise InvalidTask("artifacts", f"has {second!a} at `{path[:-1]}`, inside {first!a} at `{above[:-1]}`")
 
 
-def artifacts_fields(artifacts: Artifacts) -> dict[str, Any]:
+def artifacts_fields(artifacts: ArtifactSpec) -> dict[str, Any]:
     """The wire object, without fields that have their default value."""
     fields: dict[str, Any] = {}
     if artifacts.capture:
@@ -168,7 +168,7 @@ def artifacts_fields(artifacts: Artifacts) -> dict[str, Any]:
     return fields
 
 
-def read_artifacts(name: str, value: object) -> Artifacts:
+def read_artifacts(name: str, value: object) -> ArtifactSpec:
     """The artifacts of a wire object. Raises `InvalidTask`."""
     if type(value) is not dict:
         raise InvalidTask(name, f'is {value!a:.60}, expected an object such as {{"capture": {{"model": "out"}}}}')
@@ -177,4 +177,4 @@ def read_artifacts(name: str, value: object) -> Artifacts:
     every = value.get("every_s", EVERY.total_seconds())
     if type(every) not in (int, float) or not 1 <= every <= 86_400:
         raise InvalidTask(f"{name}.every_s", f"is {every!a:.60}, expected seconds from 1 to 86,400")
-    return Artifacts(value.get("capture", _NOTHING), timedelta(seconds=every), value.get("reuse", _NOTHING))
+    return ArtifactSpec(value.get("capture", _NOTHING), timedelta(seconds=every), value.get("reuse", _NOTHING))

@@ -42,14 +42,14 @@ GivenMount: TypeAlias = str | Mapping[str, Any] | Mount
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ContainerSpec:
     """The image of a task, and the folders and files of its worker's machine that are mounted."""
 
     image: str
     mounts: tuple[Mount, ...] = ()
 
 
-def make_container(image: Any, mounts: Any = ()) -> Container | None:
+def make_container(image: Any, mounts: Any = ()) -> ContainerSpec | None:
     """Return the container with its mounts, each as text, object or `Mount`; None without both. Raises `InvalidTask`."""
     if not isinstance(mounts, list | tuple):
         raise InvalidTask("mounts", f"is {mounts!a:.60}, expected a list", hint=_MOUNT_HINT)
@@ -62,7 +62,7 @@ def make_container(image: Any, mounts: Any = ()) -> Container | None:
             f"puts `{read[0].source}` at `{read[0].target}`, and without a container a path is where it is",
             hint=f"use {read[0].source} itself, or name an `image`",
         )
-    container = Container(image, read)
+    container = ContainerSpec(image, read)
     check_container(container)
     return container
 
@@ -98,7 +98,7 @@ def check_container(container: Any, environment: str | None = None) -> None:
             "has packages for a Python of the worker's machine, and the task runs in an `image`",
             hint="build them into the image",
         )
-    if not isinstance(container, Container):
+    if not isinstance(container, ContainerSpec):
         raise InvalidTask("image", f"is {container!a:.60}, expected the name of an image")
     plain_image(container.image)
     plain_mounts(container.mounts)
@@ -144,7 +144,7 @@ def plain_mounts(mounts: Sequence[Mount]) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def container_fields(container: Container) -> dict[str, Any]:
+def container_fields(container: ContainerSpec) -> dict[str, Any]:
     """Return the fields of the wire format, without those that have their default value."""
     fields: dict[str, Any] = {"image": container.image}
     if container.mounts:
@@ -155,7 +155,7 @@ def container_fields(container: Container) -> dict[str, Any]:
     return fields
 
 
-def take_container(given: Mapping[str, Any], default: Container | None) -> Container | None:
+def take_container(given: Mapping[str, Any], default: ContainerSpec | None) -> ContainerSpec | None:
     """Return the container of an object of the wire format; `default` has what the object leaves out."""
     image, mounts = given.get("image"), given.get("mounts")
     if default is not None:

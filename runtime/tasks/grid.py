@@ -26,7 +26,7 @@ ALLOWED = f"NAME=VALUES, and VALUES are {_VALUES}"
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class GridAxis:
     """One grid option: its values are text, as a command line has them."""
 
     name: str
@@ -37,7 +37,7 @@ class Axis:
 class Grid:
     """Every combination of its axes; the last one changes fastest."""
 
-    axes: tuple[Axis, ...] = ()
+    axes: tuple[GridAxis, ...] = ()
 
     def __len__(self) -> int:
         return math.prod(len(axis.values) for axis in self.axes)
@@ -113,23 +113,23 @@ def check_grid(grid: Grid, entry: WorkflowEntry | CommandEntry, *, key: str | No
             )
 
 
-def _parse_axis(option: str, seed: int) -> Axis:
+def _parse_axis(option: str, seed: int) -> GridAxis:
     name, equals, text = option.partition("=")
     if not equals or not _NAME.fullmatch(name):
         raise InvalidValue("grid", option, ALLOWED)
     return parse_axis(name, text, seed=seed)
 
 
-def parse_axis(name: str, text: str, *, seed: int = 0) -> Axis:
+def parse_axis(name: str, text: str, *, seed: int = 0) -> GridAxis:
     """The axis of a name and the text of its values. Raises `InvalidValue`."""
     option = f"{name}={text}"
     if text.startswith("["):
-        return Axis(name, _json_values(option, text))
+        return GridAxis(name, _json_values(option, text))
     rng = random.Random(f"{seed}:{name}")
     pieces = [_piece_values(option, piece, rng) for piece in text.split(",")]
     if sum(map(len, pieces)) > MOST_VALUES:
         raise InvalidValue("grid", _shorten(option), f"{MOST_VALUES:,} values at most", hint=_TOO_MANY)
-    return Axis(name, tuple(str(value) for values in pieces for value in values))
+    return GridAxis(name, tuple(str(value) for values in pieces for value in values))
 
 
 def _shorten(option: str) -> str:

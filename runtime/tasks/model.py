@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.system import system
-from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
+from runtime.tasks.artifacts import NO_ARTIFACTS, ArtifactSpec, check_artifacts
 from runtime.tasks.canonical_json import canonical_json, plain_json, quote_json
 from runtime.tasks.notification_sinks import NO_SINKS, TaskSink, check_sinks
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from runtime.tasks.container import Container
+    from runtime.tasks.container import ContainerSpec
 
 SCHEMA: Final = 1
 DEFAULT_EXPERIMENT: Final = "default"
@@ -132,11 +132,11 @@ class Terms:
     """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
     environment: str | None = None
     """Content id of the packages and the Python that attempts run with; None stands for the worker's own."""
-    container: Container | None = None
+    container: ContainerSpec | None = None
     """The container that attempts run in; None runs them as processes of the worker's machine. On the wire `image` and `mounts`."""
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
-    artifacts: Artifacts = NO_ARTIFACTS
+    artifacts: ArtifactSpec = NO_ARTIFACTS
     notify: tuple[TaskSink, ...] = NO_SINKS
     """Who hears of the task's end."""
     priority: int = 0

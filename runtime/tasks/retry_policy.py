@@ -33,7 +33,7 @@ class Settle:
 @dataclass(frozen=True, slots=True)
 class TryAgain:
     release: Release
-    again: Again
+    again: RetryAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def judge_end(
         return Drop(f"its lease had passed on when it ended as {note.reason}")
     ended = (*history.ended, note)
     decision = decide(lease.task, ended, now=now, jitter=jitter)
-    if isinstance(decision, Again):
+    if isinstance(decision, RetryAt):
         return TryAgain(Release(lease, decision.not_before, note, decision.alone), decision)
     return Settle(
         _settlement(
@@ -83,7 +83,7 @@ def judge_end(
     )
 
 
-def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
+def judge_history(task: Task, history: History, *, now: datetime) -> RetryAt | GiveUp:
     """Decide before a start whether the earlier attempts bury the task, and if not, how and when it may run.
 
     A worker that vanished could not say when, so the wait after such a loss begins with the note of it. That attempt's
@@ -93,7 +93,7 @@ def judge_history(task: Task, history: History, *, now: datetime) -> Again | Giv
     if last is None or last.reason is not EndReason.LOST or last.ended_at > now:
         # The note's clock is ahead of ours, so no wait can be computed from it.
         decision = decide(task, history.ended, now=now)
-        return replace(decision, not_before=now) if isinstance(decision, Again) else decision
+        return replace(decision, not_before=now) if isinstance(decision, RetryAt) else decision
     return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
 
 
@@ -185,7 +185,7 @@ LONGEST_DELAY: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryAt:
     """Run the task once more, not before a time."""
 
     not_before: datetime
@@ -206,7 +206,7 @@ class GiveUp:
     message: str
 
 
-Decision: TypeAlias = Again | GiveUp
+Decision: TypeAlias = RetryAt | GiveUp
 
 
 def decide(
@@ -222,7 +222,7 @@ def decide(
     """
     notes = list(ended)
     if not notes:
-        return Again(now, alone=False, charged=Budget.NONE, spent=0)
+        return RetryAt(now, alone=False, charged=Budget.NONE, spent=0)
     last = notes[-1]
     unproven = _since_proven(notes)
     losses = [note for note in unproven if note.reason in (EndReason.LOST, EndReason.NODE_FAILED)]
@@ -242,7 +242,7 @@ def decide(
         case _:
             spent = sum(note.reason.budget is last.reason.budget for note in notes)
     not_before = now + backoff(_in_a_row(notes), jitter)
-    return Again(not_before, _is_suspect(losses), last.reason.budget, spent, _wants_fence(losses))
+    return RetryAt(not_before, _is_suspect(losses), last.reason.budget, spent, _wants_fence(losses))
 
 
 def failures_allowed(task: Task) -> int:

@@ -29,12 +29,12 @@ from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import RootLost
 from runtime.end_reasons import EndReason
 from runtime.jobs import ledger
-from runtime.jobs.call import Call
+from runtime.jobs.call import FunctionCall
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SchemeRefused, SecretReader, SecretScheme
-from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
+from runtime.jobs.spec import Array, Backoff, Code, CodeMode, JobEnvironment, JobSpec, JobState, Retry, SecretRef
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 
@@ -238,8 +238,8 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
             "def divide(n, by):\n    print('n is', n)\n    return [n // by, {'by': by}] if by else 1 / 0\n"
         )
 
-        job = bench.start(call=Call(function="lab:divide", kwargs={"by": 2}), array=Array(items=(4, 6)))
-        failed = bench.start(call=Call(function="lab:divide", args=(1, 0)), name="failed")
+        job = bench.start(call=FunctionCall(function="lab:divide", kwargs={"by": 2}), array=Array(items=(4, 6)))
+        failed = bench.start(call=FunctionCall(function="lab:divide", args=(1, 0)), name="failed")
 
         assert (bench.end(job).state, bench.end(failed).reason) == (JobState.SUCCEEDED, EndReason.APP_FAILED)
         assert job.result() == [[2, {"by": 2}], [3, {"by": 2}]]
@@ -275,7 +275,7 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
     def test_line_of_setup_that_fails_is_no_failure_of_the_command(self, bench: Bench) -> None:
         bench.require("environment.setup")
 
-        job = bench.start("echo", "never", environment=Environment(setup=("cd /no/such/folder",)))
+        job = bench.start("echo", "never", environment=JobEnvironment(setup=("cd /no/such/folder",)))
         status = bench.end(job)
 
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
@@ -549,7 +549,7 @@ def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, A
         "placement.nodes": {"placement": Placement(nodes=("n1",))},
         "resources.cpus": {"resources": JobResources(cpus=1.0)},
         "resources.gpus.count": {"resources": JobResources(gpus=Gpus(count=1))},
-        "environment.manager": {"environment": Environment(manager=EnvironmentManager.UV)},
+        "environment.manager": {"environment": JobEnvironment(manager=EnvironmentManager.UV)},
         "nodes": {"nodes": 2},
         "array.pack": {"array": Array(count=2, pack=2)},
         "idle_timeout": {"idle_timeout": timedelta(minutes=5)},

@@ -14,19 +14,19 @@ from runtime.records.base import calls_at_once
 from runtime.tasks.artifacts import NO_ARTIFACTS
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, FunctionEntry
-from runtime.tasks.retry_policy import Again, backoff, judge_history, unstarted
+from runtime.tasks.retry_policy import RetryAt, backoff, judge_history, unstarted
 from runtime.values import replace
-from runtime.worker.artifact_saver import Captures
-from runtime.worker.attempts.model import Ended
-from runtime.worker.control import Orders
+from runtime.worker.artifact_saver import ArtifactSaver
+from runtime.worker.attempts.model import AttemptEnd
+from runtime.worker.control import ControlReader
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.environments import Environments
 from runtime.worker.options import ENTRY_KINDS, EntryKind
-from runtime.worker.pending_settlements import Outbox
-from runtime.worker.secret_injection import LONGEST_WAIT, Furnishing
+from runtime.worker.pending_settlements import PendingSettlements
+from runtime.worker.secret_injection import LONGEST_WAIT, SecretInjection
 from runtime.worker.slots import fits
 from runtime.worker.thread_calls import Outcome
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 if TYPE_CHECKING:
     from runtime.worker.images import Images
@@ -40,15 +40,15 @@ _KILLED: Final = frozenset(
 """Ends after which the attempt's tree was not tidied."""
 
 
-class Preparing:
+class Admission:
     def __init__(
         self,
-        services: Services,
-        outbox: Outbox,
-        orders: Orders,
+        services: WorkerContext,
+        outbox: PendingSettlements,
+        orders: ControlReader,
         dispatch: Dispatch,
-        captures: Captures,
-        conclude: Callable[[Ended], None],
+        captures: ArtifactSaver,
+        conclude: Callable[[AttemptEnd], None],
     ) -> None:
         """`conclude` gets the ends of attempts without their code."""
         self._services = services
@@ -64,7 +64,7 @@ class Preparing:
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
-        self.furnishing = Furnishing(services, outbox, dispatch, self._decline)
+        self.furnishing = SecretInjection(services, outbox, dispatch, self._decline)
         self.environments = Environments(services, self._bring, self._decline, conclude)
         self._images: Images | None = None
 
@@ -239,7 +239,7 @@ class Preparing:
             self._set_up(held)
             return
         buried = judge_history(lease.task, held.history, now=now)
-        if isinstance(buried, Again):
+        if isinstance(buried, RetryAt):
             # A worker that vanished could not set these itself.
             lease.alone, held.fenced = lease.alone or buried.alone, buried.fenced
             if buried.not_before > now:
@@ -280,7 +280,9 @@ class Preparing:
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._services.clock.now().timestamp()
         for held in waiting:
-            self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
+            self._conclude(
+                AttemptEnd(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}")
+            )
 
     def _place(self, held: HeldLease) -> None:
         """Have the environment or the container of the task made ready."""
@@ -322,7 +324,7 @@ class Preparing:
         services.say.trouble(f"bringing the artifacts of {held.lease.task.id}", problem)
         self._decline(held, f"its artifacts could not be brought: {problem}", LONGEST_WAIT)
 
-    def tend_trees(self, held: HeldLease, end: Ended) -> None:
+    def tend_trees(self, held: HeldLease, end: AttemptEnd) -> None:
         """Trim the slot's trees after an attempt; a failed set-up has the snapshot fetched again."""
         snapshot = held.lease.task.snapshot
         if not self._dispatch.on_slot(held.slot):  # orders that wait there name their trees

@@ -20,13 +20,13 @@ from runtime.system import system
 from runtime.tasks.artifacts import CHECKPOINT, EVERY, Version, variable_of
 from runtime.tasks.model import Task
 from runtime.values import dataclass, field
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.attempts.scratch import remove_tree
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 if TYPE_CHECKING:
-    from runtime.records.artifacts import ArtifactStore, Cache, Manifest, Writer
+    from runtime.records.artifacts import ArtifactManifest, ArtifactStore, Cache, Writer
 
 _T = TypeVar("_T")
 
@@ -54,10 +54,10 @@ class VersionDamaged(NotPossible):
 
 
 @dataclass(slots=True)
-class Brought:
+class RestoredVersions:
     """The versions that an attempt begins with."""
 
-    found: dict[str, tuple[Version, Manifest]] = field(default_factory=dict)
+    found: dict[str, tuple[Version, ArtifactManifest]] = field(default_factory=dict)
     attempt: int = 1
     """The attempt's number in the names of its versions."""
     damaged: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Kept:
     """One attempt's artifacts."""
 
     held: HeldLease
-    brought: Brought
+    brought: RestoredVersions
     place: str
     """Begins the paths of the attempt's own folders."""
     tree: str = ""
@@ -84,10 +84,10 @@ class _Kept:
     """By tag: why the last save failed."""
 
 
-class Captures:
-    def __init__(self, services: Services, selector: selectors.BaseSelector) -> None:
+class ArtifactSaver:
+    def __init__(self, services: WorkerContext, selector: selectors.BaseSelector) -> None:
         self._services, self._selector = services, selector
-        self._calls: Offload | None = None
+        self._calls: ThreadCalls | None = None
         self._kept: dict[str, _Kept] = {}
         """By token."""
         self._remote_checkpoints = services.records.checkpoints_path("t-0") is None
@@ -111,9 +111,9 @@ class Captures:
         self, held: HeldLease, then: Callable[[HeldLease], None], failed: Callable[[HeldLease, Exception], None]
     ) -> None:
         """Restore what the attempt begins with; calls `then`, or `failed` with the reason."""
-        kept = _Kept(held, Brought(), f"{self._services.scratch}/{held.lease.token}")
+        kept = _Kept(held, RestoredVersions(), f"{self._services.scratch}/{held.lease.token}")
 
-        def brought(found: Brought | None, problem: Exception | None) -> None:
+        def brought(found: RestoredVersions | None, problem: Exception | None) -> None:
             if held.lease.token not in self._services.holdings.by_token:
                 self._discard(kept)
             elif found is None:
@@ -129,9 +129,9 @@ class Captures:
 
         self._call(partial(self._bring, kept), brought)
 
-    def _bring(self, kept: _Kept) -> Brought:
+    def _bring(self, kept: _Kept) -> RestoredVersions:
         held, store = kept.held, self._services.records.open_artifacts()
-        task, brought = held.lease.task, Brought(attempt=len(held.history.ended) + 1)
+        task, brought = held.lease.task, RestoredVersions(attempt=len(held.history.ended) + 1)
         for path in (f"{kept.place}.artifacts", f"{kept.place}.checkpoint"):
             remove_tree(path)
         Path(f"{kept.place}.bringing").mkdir(mode=0o700, exist_ok=True)
@@ -152,7 +152,7 @@ class Captures:
             remove_tree(f"{kept.place}.bringing")
         return brought
 
-    def _bring_newest(self, kept: _Kept, store: ArtifactStore, brought: Brought, tag: str) -> None:
+    def _bring_newest(self, kept: _Kept, store: ArtifactStore, brought: RestoredVersions, tag: str) -> None:
         """Restore the newest whole version of a tag, if there is any."""
         from runtime.records.artifacts import ArtifactDamaged
 
@@ -193,7 +193,7 @@ class Captures:
         kept: _Kept,
         store: ArtifactStore,
         version: Version,
-        manifest: Manifest,
+        manifest: ArtifactManifest,
         tag: str,
         cache: Cache | None = None,
     ) -> None:
@@ -215,14 +215,14 @@ class Captures:
 
     # an attempt
 
-    def furnish(self, held: HeldLease, order: Order) -> None:
+    def furnish(self, held: HeldLease, order: AttemptOrder) -> None:
         """Give an order its own tree, its variables and its checkpoint folder, and begin to save what it captures."""
         task, artifacts = held.lease.task, held.lease.task.artifacts
         named = artifacts.named
         if not named and order.checkpoint_dir:
             return
         place = f"{self._services.scratch}/{order.token}"
-        kept = self._kept.get(order.token) or _Kept(held, Brought(attempt=order.attempt), place)
+        kept = self._kept.get(order.token) or _Kept(held, RestoredVersions(attempt=order.attempt), place)
         self._kept[order.token] = kept
         kept.over, kept.writers = False, {}
         kept.every_s = artifacts.every.total_seconds()
@@ -340,7 +340,7 @@ class Captures:
 
     # at its end
 
-    def finish(self, held: HeldLease, end: Ended, then: Callable[[], None]) -> bool:
+    def finish(self, held: HeldLease, end: AttemptEnd, then: Callable[[], None]) -> bool:
         """Whether the attempt's last versions have yet to be saved; `then` is called once they are, or cannot be."""
         kept = self._kept[held.lease.token]
         if kept.over or end.not_started:
@@ -371,7 +371,7 @@ class Captures:
         return True
 
     def _save_last(self, kept: _Kept, succeeded: bool) -> dict[str, Exception]:
-        from runtime.shim.common import Stopped
+        from runtime.shim.common import TransferStopped
 
         for pause_s in (*LAST_PAUSES_S, None):
             problems = self._save(kept, final=True, absent=succeeded)
@@ -381,7 +381,7 @@ class Captures:
             until = system.monotonic() + pause_s
             while system.monotonic() < until:
                 if self._must_hurry():
-                    return {tag: Stopped("the worker leaves") for tag in problems}
+                    return {tag: TransferStopped("the worker leaves") for tag in problems}
                 system.sleep(0.1)
         return {}
 
@@ -441,7 +441,7 @@ class Captures:
         if self._closing:
             return
         if self._calls is None:
-            self._calls = Offload(inline=False, threads=THREADS)
+            self._calls = ThreadCalls(inline=False, threads=THREADS)
             assert self._calls.fd is not None
             self._selector.register(self._calls.fd, selectors.EVENT_READ, self._calls.collect)
         self._calls.call(work, lambda result, problem: None if self._closing else then(result, problem))

@@ -20,12 +20,12 @@ from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import Drop, Settle, backoff, counts_against_worker, judge_end
 from runtime.units import count_noun, format_size
 from runtime.values import replace
-from runtime.worker.admission import Preparing
-from runtime.worker.artifact_saver import Captures
-from runtime.worker.attempts.model import Ended
+from runtime.worker.admission import Admission
+from runtime.worker.artifact_saver import ArtifactSaver
+from runtime.worker.attempts.model import AttemptEnd
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.pending_settlements import Outbox
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.pending_settlements import PendingSettlements
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 _FENCED: Final = "(it ran fenced: workers were lost while it ran, so it could not signal this one)"
 LONGEST_PAUSE_S: Final = 60.0
@@ -49,7 +49,7 @@ SUM_UP_S: Final = 2.0
 class AttemptLogs:
     """Attempts' logs in the store: written while an attempt runs, and completed when it ends. Their reports are read."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WorkerContext) -> None:
         self._services = services
         self._due = 0.0
 
@@ -95,7 +95,7 @@ class AttemptLogs:
 
         services.offload.call(lambda: services.records.append_log(task_id, token, data), written)
 
-    def complete(self, held: HeldLease, end: Ended) -> str | None:
+    def complete(self, held: HeldLease, end: AttemptEnd) -> str | None:
         """Write the rest of a log that outgrew the record, or is in the store in part; returns its address."""
         if held.log_url is None and end.log_bytes <= len(end.log):
             return None
@@ -111,15 +111,15 @@ class AttemptLogs:
             return held.log_url
 
 
-class Ending:
+class Completion:
     def __init__(
         self,
-        services: Services,
-        outbox: Outbox,
+        services: WorkerContext,
+        outbox: PendingSettlements,
         dispatch: Dispatch,
-        preparing: Preparing,
+        preparing: Admission,
         logs: AttemptLogs,
-        captures: Captures,
+        captures: ArtifactSaver,
     ) -> None:
         self._services = services
         self._outbox = outbox
@@ -130,7 +130,7 @@ class Ending:
         self._failed_tasks: list[str] = []
         """Distinct tasks that failed since the last success."""
 
-    def conclude(self, end: Ended, now: float) -> None:
+    def conclude(self, end: AttemptEnd, now: float) -> None:
         """Record the end of an attempt, give its task back, or drop it."""
         holdings = self._services.holdings
         held = holdings.by_token.get(end.token)
@@ -171,7 +171,7 @@ class Ending:
         else:
             self._conclude_failure(held, end, now)
 
-    def _sum_up(self, held: HeldLease, end: Ended, path: str) -> None:
+    def _sum_up(self, held: HeldLease, end: AttemptEnd, path: str) -> None:
         """Read the rest of the attempt's reports and keep their sum in the store; then the end is concluded, with them."""
         services, task_id = self._services, held.lease.task.id
         reports, held.reports = held.reports or Reports(path), None
@@ -199,7 +199,7 @@ class Ending:
 
         services.offload.call(sum_up, take, awaited=True)
 
-    def _tell_of_artifacts(self, held: HeldLease, end: Ended) -> None:
+    def _tell_of_artifacts(self, held: HeldLease, end: AttemptEnd) -> None:
         """Put into the attempt's message what is not in its artifacts; a success without them is none."""
         succeeded = end.reason is EndReason.SUCCEEDED
         failed, note = self._captures.describe_end(held, succeeded=succeeded)
@@ -219,7 +219,7 @@ class Ending:
 
     # success
 
-    def _conclude_success(self, held: HeldLease, end: Ended, value: object) -> None:
+    def _conclude_success(self, held: HeldLease, end: AttemptEnd, value: object) -> None:
         services, lease = self._services, held.lease
         task = lease.task
         record = Record(
@@ -259,7 +259,7 @@ class Ending:
         self._succeed(held, end, record)
 
     def _kept(
-        self, held: HeldLease, end: Ended, record: Record, kept: KeptOutputs | None, problem: Exception | None
+        self, held: HeldLease, end: AttemptEnd, record: Record, kept: KeptOutputs | None, problem: Exception | None
     ) -> None:
         """Record the success if the outputs are durable; otherwise the attempt has failed."""
         if kept is not None:
@@ -271,7 +271,7 @@ class Ending:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
             self.conclude(end, system.monotonic())
 
-    def _succeed(self, held: HeldLease, end: Ended, record: Record) -> None:
+    def _succeed(self, held: HeldLease, end: AttemptEnd, record: Record) -> None:
         self._failed_tasks.clear()
         say: Callable[[], None] = partial(self._services.say.succeeded, held.lease.task, end)
         clear = self._captures.clear_after(held)
@@ -281,7 +281,7 @@ class Ending:
 
     # failure
 
-    def _conclude_failure(self, held: HeldLease, end: Ended, now: float) -> None:
+    def _conclude_failure(self, held: HeldLease, end: AttemptEnd, now: float) -> None:
         services, outbox, lease = self._services, self._outbox, held.lease
         self._discard_outputs(held)
         log = end.log.decode(errors="surrogateescape")
@@ -358,7 +358,7 @@ def _drop(path: str) -> None:
         Path(path).unlink()
 
 
-def _with_metrics(settlement: Settlement, end: Ended) -> Settlement:
+def _with_metrics(settlement: Settlement, end: AttemptEnd) -> Settlement:
     """The settlement of a task that failed, with what its last attempt reported."""
     if not end.metrics:
         return settlement
@@ -366,7 +366,7 @@ def _with_metrics(settlement: Settlement, end: Ended) -> Settlement:
     return replace(settlement, record=record)
 
 
-def _read_value(end: Ended) -> object:
+def _read_value(end: AttemptEnd) -> object:
     """Return the function's value; a value that cannot be read is a failure of that attempt alone."""
     if not end.value or end.reason is not EndReason.SUCCEEDED:
         return None

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.errors import explain_briefly
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.records.order_scope import Coverage
 from runtime.system import system
 from runtime.tasks.history import Lease, Settlement
 from runtime.tasks.retry_policy import backoff, refuse
 from runtime.worker.pending_settlements import REFUSALS
-from runtime.worker.worker_context import Services
+from runtime.worker.worker_context import WorkerContext
 
 CONTROL_EVERY_S: Final = 10.0
 ANSWER_WITHIN: Final = timedelta(seconds=30)
@@ -21,13 +21,13 @@ ANSWER_WITHIN: Final = timedelta(seconds=30)
 _NO_ORDERS: Final = "takes no tasks until it has read its orders"
 
 
-class Orders:
+class ControlReader:
     changed: Callable[[], None]
     """Called when orders were read, and when the worker has learnt more of the tasks that they cover."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WorkerContext) -> None:
         self._services = services
-        self._control: Control | None = None
+        self._control: QueueControl | None = None
         self._refused: Exception = TimeoutError("no answer yet")
         """The exception of the last try, while there are no orders yet."""
         self._tries = 0
@@ -70,7 +70,7 @@ class Orders:
         self.due = float("inf")  # One call at a time: a store that does not answer gets no second call.
         services.offload.call(lambda: services.records.control(services.queue.name), self._answered)
 
-    def _answered(self, control: Control | None, problem: Exception | None) -> None:
+    def _answered(self, control: QueueControl | None, problem: Exception | None) -> None:
         now = system.monotonic()
         trouble = self._services.leaving.trouble
         self.due = now + CONTROL_EVERY_S
@@ -118,7 +118,7 @@ class Orders:
             self._learn_next()
 
     def _learn_next(self) -> None:
-        control, experiment = self._control or Control(), next(iter(self._learning))
+        control, experiment = self._control or QueueControl(), next(iter(self._learning))
         self._services.offload.call(
             lambda: self._coverage.read(control, experiment),
             lambda _, problem: self._learnt(experiment, problem),

@@ -16,15 +16,15 @@ from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
 from runtime.tasks.retry_policy import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
-from runtime.worker.artifact_saver import Captures
+from runtime.worker.artifact_saver import ArtifactSaver
 from runtime.worker.attempts import signal_fence
-from runtime.worker.attempts.model import Order
-from runtime.worker.control import Orders
+from runtime.worker.attempts.model import AttemptOrder
+from runtime.worker.control import ControlReader
 from runtime.worker.environments import entered
-from runtime.worker.pending_settlements import Outbox
+from runtime.worker.pending_settlements import PendingSettlements
 from runtime.worker.slots import Slot
 from runtime.worker.thread_calls import Outcome
-from runtime.worker.worker_context import HeldLease, Holdings, Services
+from runtime.worker.worker_context import HeldLease, HeldLeases, WorkerContext
 
 LOOK_AHEAD_S: Final = 1.0
 LONGEST_LOOK_AHEAD: Final = 128
@@ -40,7 +40,7 @@ ALONE_PATIENCE_S: Final = 60.0
 
 
 class Suspects:
-    def __init__(self, holdings: Holdings, most: int) -> None:
+    def __init__(self, holdings: HeldLeases, most: int) -> None:
         self._holdings = holdings
         self._most = most
         self.waiting: deque[HeldLease] = deque()
@@ -90,7 +90,9 @@ class Suspects:
 
 
 class Dispatch:
-    def __init__(self, services: Services, outbox: Outbox, orders: Orders, captures: Captures) -> None:
+    def __init__(
+        self, services: WorkerContext, outbox: PendingSettlements, orders: ControlReader, captures: ArtifactSaver
+    ) -> None:
         self._services = services
         self._outbox = outbox
         self._orders = orders
@@ -304,11 +306,11 @@ class Dispatch:
         self.note_running(starting=(slot.index, orders[0].token))
         self._pool_slots[slot.index].send(orders)
 
-    def _order(self, held: HeldLease) -> Order:
+    def _order(self, held: HeldLease) -> AttemptOrder:
         services, lease = self._services, held.lease
         task = lease.task
         environment = self._environments[held.slot]
-        order = Order(
+        order = AttemptOrder(
             token=lease.token,
             body=lease.body or encode_task(task),
             task_id=task.id,

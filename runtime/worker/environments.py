@@ -17,19 +17,19 @@ from runtime.shim.environment import CannotMake, GivenUp, find_environment
 from runtime.shim.tree_walk import remove_folder
 from runtime.snapshots.environment import Packages, fetch_packages
 from runtime.values import dataclass
-from runtime.worker.prerequisites import Making, MakingFailed
+from runtime.worker.prerequisites import MakingFailed, Prerequisites
 from runtime.worker.worker_context import HeldLease
 
 
 @dataclass(slots=True, frozen=True)
-class Made:
+class MadeEnvironment:
     """An environment that was found or made; `said` is the managers' output, if they ran."""
 
     home: str
     said: str
 
 
-class Environments(Making[str, str]):
+class Environments(Prerequisites[str, str]):
     """The environments by content id; what is made is their folder."""
 
     fresh_s = 86_400.0
@@ -51,7 +51,7 @@ class Environments(Making[str, str]):
             else:
                 self.calls.call(partial(make_environment, packages, self.services.scratch, gives_up), was_made)
 
-        def was_made(made: Made | None, problem: Exception | None) -> None:
+        def was_made(made: MadeEnvironment | None, problem: Exception | None) -> None:
             if made is None:
                 self.answer(key, None, problem)
             else:
@@ -75,7 +75,7 @@ class Environments(Making[str, str]):
         return isinstance(problem, CannotMake | OSError)
 
 
-def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bool]) -> Made:
+def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bool]) -> MadeEnvironment:
     """Find or make the environment on this machine, where all workers of this user share it. Raises `MakingFailed`.
 
     The lock file lies in a folder of its own meanwhile, where managers find no settings and modules of anybody else.
@@ -90,7 +90,7 @@ def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bo
         raise MakingFailed(problem, "".join(said)) from None
     finally:
         remove_folder(folder)
-    return Made(home, "".join(said))
+    return MadeEnvironment(home, "".join(said))
 
 
 def entered(home: str, identity: str) -> dict[str, str]:

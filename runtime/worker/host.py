@@ -9,16 +9,16 @@ from selectors import BaseSelector
 from runtime.config import load_project
 from runtime.snapshots.worker_code import CodeIdentity
 from runtime.system import system
-from runtime.worker.attempts.model import PoolSettings
+from runtime.worker.attempts.model import ChildPoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import ScratchRoot, clear_left_containers, open_root, remove_leftovers
-from runtime.worker.slots import Machine, read_machine
+from runtime.worker.slots import HostResources, read_machine
 
 
 class WorkerHost:
     """Makes what a worker needs on its machine: processes for attempts, and folders."""
 
-    def read_machine(self) -> Machine:
+    def read_machine(self) -> HostResources:
         return read_machine(os.environ)
 
     def open_scratch(self, worker: str) -> ScratchRoot:
@@ -30,7 +30,7 @@ class WorkerHost:
         # Their trees may be large; nothing waits for their end.
         system.thread(remove_leftovers, name="leftovers").start()
 
-    def make_pool(self, selector: BaseSelector, slots: int, settings: PoolSettings) -> AttemptPool:
+    def make_pool(self, selector: BaseSelector, slots: int, settings: ChildPoolSettings) -> AttemptPool:
         return AttemptPool(selector=selector, slots=slots, settings=settings)
 
     def identify_code(self) -> CodeIdentity:

@@ -16,41 +16,41 @@ from typing import Final
 
 from runtime.shim.common import HOST, ImageFailed, SetupFailed
 from runtime.shim.containers import Engine, ensure_image, find_engine
-from runtime.tasks.container import Container, plain_image, plain_mounts
+from runtime.tasks.container import ContainerSpec, plain_image, plain_mounts
 from runtime.worker.attempts.environment import CONTAINER
-from runtime.worker.prerequisites import Making
+from runtime.worker.prerequisites import Prerequisites
 from runtime.worker.worker_context import HeldLease
 
 _LOGIN: Final = re.compile("unauthorized|denied|authentication required", re.IGNORECASE)
 """Answers of registries to a machine without the right login."""
 
 
-class Unwanted(SetupFailed):
+class UnwantedImage(SetupFailed):
     """No task waits for the image any more."""
 
 
-class Images(Making[Container, Engine]):
+class Images(Prerequisites[ContainerSpec, Engine]):
     """The engines that have the images, by the containers that tasks name."""
 
     fresh_s = 60.0
     """Time after which the engine is asked again whether it has the image."""
     kind = "its container cannot run on this machine: "
 
-    def enter(self, held: HeldLease, container: Container) -> None:
+    def enter(self, held: HeldLease, container: ContainerSpec) -> None:
         """Pass the task on, once its container can start."""
         self.take(held, container)
 
-    def make(self, key: Container, gives_up: Callable[[], bool]) -> None:
+    def make(self, key: ContainerSpec, gives_up: Callable[[], bool]) -> None:
         self.calls.call(partial(get_image, key, gives_up), lambda engine, problem: self.answer(key, engine, problem))
 
     def give(self, held: HeldLease, made: Engine) -> None:
         held.engine = made
 
-    def name(self, key: Container) -> str:
+    def name(self, key: ContainerSpec) -> str:
         return f"image {key.image}"
 
     def is_given_up(self, problem: Exception | None) -> bool:
-        return isinstance(problem, Unwanted)
+        return isinstance(problem, UnwantedImage)
 
     def is_of_the_machine(self, problem: Exception | None) -> bool:
         if isinstance(problem, ImageFailed):
@@ -58,7 +58,7 @@ class Images(Making[Container, Engine]):
         return isinstance(problem, SetupFailed | OSError)
 
 
-def get_image(container: Container, gives_up: Callable[[], bool]) -> Engine:
+def get_image(container: ContainerSpec, gives_up: Callable[[], bool]) -> Engine:
     """Return this machine's engine once it has the image. Raises `SetupFailed`, and `ImageFailed` for an image that is nowhere."""
     for mount in plain_mounts(container.mounts):
         if not os.path.exists(mount["source"]):  # noqa: PTH110 - as the engine takes it
@@ -69,7 +69,7 @@ def get_image(container: Container, gives_up: Callable[[], bool]) -> Engine:
     except ImageFailed:
         raise
     except SetupFailed as problem:
-        raise Unwanted(str(problem)) if gives_up() else problem from None
+        raise UnwantedImage(str(problem)) if gives_up() else problem from None
     return engine
 
 

@@ -10,11 +10,11 @@ from runtime.queues.base import Outlook
 from runtime.system import system
 from runtime.tasks.history import Lease
 from runtime.tasks.retry_policy import backoff
-from runtime.worker.admission import Preparing
-from runtime.worker.control import Orders
+from runtime.worker.admission import Admission
+from runtime.worker.control import ControlReader
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.pending_settlements import Outbox
-from runtime.worker.worker_context import Services
+from runtime.worker.pending_settlements import PendingSettlements
+from runtime.worker.worker_context import WorkerContext
 
 DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task that is due within this time keeps an idle worker."""
@@ -24,7 +24,12 @@ WOKEN_LOOK_S: Final = 5.0
 
 class Leasing:
     def __init__(
-        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, preparing: Preparing
+        self,
+        services: WorkerContext,
+        outbox: PendingSettlements,
+        orders: ControlReader,
+        dispatch: Dispatch,
+        preparing: Admission,
     ) -> None:
         self._services = services
         self._outbox = outbox

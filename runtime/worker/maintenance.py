@@ -14,10 +14,10 @@ from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import PROVEN_AFTER
 from runtime.worker.completion import AttemptLogs
-from runtime.worker.control import Orders
+from runtime.worker.control import ControlReader
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.pending_settlements import Outbox
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.pending_settlements import PendingSettlements
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 TEND_EVERY_S: Final = 0.8
 TEND_IDLE_EVERY_S: Final = 5.0
@@ -37,9 +37,14 @@ MOST_METRICS: Final = 8
 """How many numbers of each."""
 
 
-class Upkeep:
+class Maintenance:
     def __init__(
-        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, logs: AttemptLogs
+        self,
+        services: WorkerContext,
+        outbox: PendingSettlements,
+        orders: ControlReader,
+        dispatch: Dispatch,
+        logs: AttemptLogs,
     ) -> None:
         self._services = services
         self._outbox = outbox

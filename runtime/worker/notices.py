@@ -21,7 +21,7 @@ PREEMPTED_EXIT: Final = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class PreemptionNotice:
     source: str
     """`file`, `gce` or `ec2`."""
     at: datetime
@@ -69,7 +69,7 @@ def notice_settings_from(environ: Mapping[str, str]) -> NoticeSettings:
     )
 
 
-def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
+def answer_notice(notice: PreemptionNotice, environ: Mapping[str, str]) -> int:
     """Return the exit code of a process that gives way to `notice`.
 
     A job has to be started again. Its shim takes the exit code for a preemption only beside the note that is written
@@ -101,10 +101,10 @@ class NoticeWatch:
     """
 
     def __init__(
-        self, settings: NoticeSettings, on_notice: Callable[[Notice], None], *, root: Path = Path("/")
+        self, settings: NoticeSettings, on_notice: Callable[[PreemptionNotice], None], *, root: Path = Path("/")
     ) -> None:
         self._sources = _choose_sources(settings, root)
-        self._watch = sources.NoticeWatch(self._sources, lambda seen: on_notice(_translate(seen)))
+        self._watch = sources.CloudNoticeWatch(self._sources, lambda seen: on_notice(_translate(seen)))
 
     def __enter__(self) -> NoticeWatch:
         self._watch.start()
@@ -115,10 +115,10 @@ class NoticeWatch:
         self._watch.stop()
 
 
-def _translate(seen: sources.Notice) -> Notice:
+def _translate(seen: sources.CloudNotice) -> PreemptionNotice:
     at = datetime.fromtimestamp(seen.at, UTC)
     deadline = None if seen.deadline is None else at + timedelta(seconds=seen.deadline - seen.at)
-    return Notice(seen.source, at, deadline, seen.text)
+    return PreemptionNotice(seen.source, at, deadline, seen.text)
 
 
 def _choose_sources(settings: NoticeSettings, root: Path) -> list[Any]:

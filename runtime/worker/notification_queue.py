@@ -10,7 +10,7 @@ from runtime.tasks.notifications import Notification
 from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
-    from runtime.shim.notify import Sending
+    from runtime.shim.notify import MessageSender
 
 AT_ONCE: Final = 32
 """Messages that are sent at the same time."""
@@ -21,7 +21,7 @@ KEPT_IN_MEMORY: Final = 10_000
 
 
 @dataclass(slots=True)
-class Due:
+class DueMessage:
     """A message to be sent."""
 
     message: Notification
@@ -31,7 +31,7 @@ class Due:
     tries: int = 0
     also: tuple[str, ...] = ()
     """Other messages of the same kind, which this one stands for."""
-    sending: list[Sending] = field(default_factory=list)
+    sending: list[MessageSender] = field(default_factory=list)
     problems: dict[int, str] = field(default_factory=dict)
     """Why a sink gets nothing from this worker."""
 
@@ -39,24 +39,24 @@ class Due:
         return tuple(self.sinks.values())
 
 
-class Mailbox:
+class NotificationQueue:
     """What waits and what is under way, by the receivers of each message."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[TaskSink, ...], deque[Due]] = {}
+        self._waiting: dict[tuple[TaskSink, ...], deque[DueMessage]] = {}
         self._under_way: Counter[TaskSink] = Counter()
-        self._sending: dict[str, Due] = {}
+        self._sending: dict[str, DueMessage] = {}
         self._failing: set[TaskSink] = set()
         self.names: set[str] = set()
         """The names of all messages in it."""
 
-    def add(self, due: Due) -> None:
+    def add(self, due: DueMessage) -> None:
         """Take a message, unless it is in here or there are too many."""
         if due.message.name not in self.names and len(self.names) < KEPT_IN_MEMORY:
             self.names.add(due.message.name)
             self._waiting.setdefault(due.receivers(), deque()).append(due)
 
-    def take(self) -> Due | None:
+    def take(self) -> DueMessage | None:
         """Return the next message that may be sent now; each group of receivers has its turn."""
         receivers = next(filter(self._has_room, self._waiting), None)
         if receivers is None:
@@ -74,7 +74,7 @@ class Mailbox:
             self._under_way[each] < (1 if each in self._failing else TO_ONE) for each in receivers
         )
 
-    def end(self, due: Due, failed: set[int] | None) -> None:
+    def end(self, due: DueMessage, failed: set[int] | None) -> None:
         """Note that a message is under way no more, and the numbers of the sinks that failed; None if nothing was sent."""
         self._sending.pop(due.message.name, None)
         self._under_way.subtract(due.receivers())

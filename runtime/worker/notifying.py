@@ -22,12 +22,12 @@ from runtime.system import system
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
 from runtime.values import dataclass, field
-from runtime.worker.notification_queue import AT_ONCE, Due, Mailbox
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_context import Services
+from runtime.worker.notification_queue import AT_ONCE, DueMessage, NotificationQueue
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_context import WorkerContext
 
 if TYPE_CHECKING:
-    from runtime.records.notifications import NotificationStore, OpenNotification, Told
+    from runtime.records.notifications import DeliveryRecord, NotificationStore, OpenNotification
 
 LOOK_AFTER_S: Final = 1.0
 """From the start to the first look for what others have left."""
@@ -51,11 +51,11 @@ MOST_URL_BYTES: Final = 8192
 
 
 @dataclass(slots=True)
-class Sent:
+class SendResult:
     """What a try came to."""
 
     message: Notification
-    told: Told
+    told: DeliveryRecord
     final: bool
     new: frozenset[int] = frozenset()
     """The sinks that got it in this try."""
@@ -73,7 +73,7 @@ class _Still:
 
 
 @dataclass(slots=True)
-class Watching:
+class CompletionWatch:
     """Whether experiments are complete, asked again and again at the cost of a hint."""
 
     records: RecordStore
@@ -115,18 +115,18 @@ def write_ahead(settlements: Iterable[Settlement], records: RecordStore, queue: 
             faults.reach("worker.notification_written")
 
 
-class Notifying:
-    def __init__(self, services: Services) -> None:
+class Notifier:
+    def __init__(self, services: WorkerContext) -> None:
         self._services = services
-        self._mailbox = Mailbox()
+        self._mailbox = NotificationQueue()
         self._look_at = system.monotonic() + LOOK_AFTER_S
         self._looking = False
         self._looked_last = False
         self._give_up_at = float("inf")
-        self._watching = Watching(services.records)
+        self._watching = CompletionWatch(services.records)
         self._urls: dict[str, tuple[str, float]] = {}
         self._store: NotificationStore = services.records.open_notifications()
-        self.calls = Offload(inline=False, threads=AT_ONCE)
+        self.calls = ThreadCalls(inline=False, threads=AT_ONCE)
 
     def next_at(self) -> float:
         return float("inf") if self._looking else self._look_at
@@ -137,7 +137,7 @@ class Notifying:
             message = find_notification(settlement, self._services.queue.name)
             if message is not None:
                 record = settlement.record
-                self._mailbox.add(Due(message, tell_end(message, record), choose_sinks(message, record)))
+                self._mailbox.add(DueMessage(message, tell_end(message, record), choose_sinks(message, record)))
         self._go_on()
 
     def look_when_due(self, now: float) -> None:
@@ -167,7 +167,7 @@ class Notifying:
         self._look_at = system.monotonic() + (LOOK_EVERY_S if self._services.local else REMOTE_LOOK_EVERY_S)
         self._services.offload.call(partial(self._find_due, frozenset(self._mailbox.names)), self._found)
 
-    def _found(self, due: list[Due] | None, problem: Exception | None) -> None:
+    def _found(self, due: list[DueMessage] | None, problem: Exception | None) -> None:
         self._looking = False
         if due is None:
             self._services.say.trouble("looking for messages to send", problem)
@@ -180,7 +180,7 @@ class Notifying:
         while (due := self._mailbox.take()) is not None:
             self.calls.call(partial(self._send, due), partial(self._was_sent, due))
 
-    def _was_sent(self, due: Due, sent: Sent | None, problem: Exception | None) -> None:
+    def _was_sent(self, due: DueMessage, sent: SendResult | None, problem: Exception | None) -> None:
         self._mailbox.end(due, None if sent is None else set(sent.told.problems))
         if problem is not None:
             self._services.say.trouble("sending messages", problem)
@@ -192,7 +192,7 @@ class Notifying:
 
     # off the loop, if the store is remote
 
-    def _find_due(self, known: frozenset[str]) -> list[Due]:
+    def _find_due(self, known: frozenset[str]) -> list[DueMessage]:
         """Return the messages that nobody is at work on, once what they are about has happened; none of those that are `known`."""
         found = [each for each in self._store.find_open() if each.name not in known]
         if not found:
@@ -203,7 +203,7 @@ class Notifying:
             # The messages about an experiment that go to the same sinks are one.
             key = each.name.partition(".")[0] if each.name.startswith("e-") else each.name
             groups.setdefault(key, []).append(each)
-        due: list[Due] = []
+        due: list[DueMessage] = []
         for first, *others in groups.values():
             age = now - first.touched_at
             if first.tries and age < CLAIM_FOR * 2 ** (first.tries - 1):
@@ -216,7 +216,7 @@ class Notifying:
                 due.append(one)
         return due
 
-    def _make_due(self, opened: OpenNotification, age: timedelta) -> Due | None:
+    def _make_due(self, opened: OpenNotification, age: timedelta) -> DueMessage | None:
         message = self._store.read(opened.name)
         if message is None:
             return None
@@ -239,19 +239,19 @@ class Notifying:
             # The end that was to be told of came second.
             self._store.remove(opened.name, opened.tries)
             return None
-        return Due(message, event, sinks, opened.tries)
+        return DueMessage(message, event, sinks, opened.tries)
 
     # on the thread
 
-    def _send(self, due: Due) -> Sent | None:
+    def _send(self, due: DueMessage) -> SendResult | None:
         """Claim a message and send it to all its sinks at the same time; None if another worker has it."""
-        from runtime.records.notifications import Told
-        from runtime.shim.notify import Sending, send_together
+        from runtime.records.notifications import DeliveryRecord
+        from runtime.shim.notify import MessageSender, send_together
 
         try:
             told = self._claim(due)
         except RuntimeFailure as problem:
-            return Sent(due.message, Told(), False, problem=problem)
+            return SendResult(due.message, DeliveryRecord(), False, problem=problem)
         if told is None:
             return None
         faults.reach("worker.notification_claimed")
@@ -263,12 +263,12 @@ class Notifying:
                 continue
             address = {sink.kind: getattr(sink, sink.kind)}
             find_url = partial(self._find_url, sink.webhook or "")
-            due.sending.append(Sending(address, number, due.event, find_url, self._services.scratch, quiet=True))
+            due.sending.append(MessageSender(address, number, due.event, find_url, self._services.scratch, quiet=True))
         send_together(due.sending)
         faults.reach("worker.notification_sent")
         return self._conclude(due, told)
 
-    def _claim(self, due: Due) -> Told | None:
+    def _claim(self, due: DueMessage) -> DeliveryRecord | None:
         """Claim the next try of a message. Returns what earlier tries came to; None if it is another sender's, or sent."""
         store, message, number = self._store, due.message, due.tries + 1
         if not store.claim(message, number, by=self._services.name, now=self._services.clock.now()):
@@ -280,14 +280,14 @@ class Notifying:
             store.remove(name, 1)
         return store.read_tries(message.name, due.tries)
 
-    def _conclude(self, due: Due, before: Told) -> Sent:
-        from runtime.records.notifications import Told
+    def _conclude(self, due: DueMessage, before: DeliveryRecord) -> SendResult:
+        from runtime.records.notifications import DeliveryRecord
         from runtime.units import format_time
 
         new = frozenset(one.number for one in due.sending if not one.problem)
         problems = due.problems | {one.number: one.problem for one in due.sending if one.problem}
         tries, at = due.tries + 1, format_time(self._services.clock.now())
-        told = Told(sent=before.sent | new, problems=problems, tries=tries, at=at, by=self._services.name)
+        told = DeliveryRecord(sent=before.sent | new, problems=problems, tries=tries, at=at, by=self._services.name)
         final = not problems or tries >= MOST_TRIES
         try:
             if final:
@@ -296,23 +296,23 @@ class Notifying:
                 self._store.end_try(due.message, told)
         except RuntimeFailure as problem:
             # The others are concluded all the same. This one is sent again when its claim is old, with the same id.
-            return Sent(due.message, told, final, new, problem)
-        return Sent(due.message, told, final, new)
+            return SendResult(due.message, told, final, new, problem)
+        return SendResult(due.message, told, final, new)
 
     def _find_url(self, reference: str) -> str:
-        """Return the URL of a webhook, with the rights that attempts have here. Raises `Undelivered`."""
+        """Return the URL of a webhook, with the rights that attempts have here. Raises `DeliveryFailure`."""
         known = self._urls.get(reference)
         if known is None or system.monotonic() >= known[1]:
             known = self._urls[reference] = self._read_url(reference), system.monotonic() + URL_FOR_S
         return known[0]
 
     def _read_url(self, reference: str) -> str:
-        from runtime.shim.notify import Undelivered
+        from runtime.shim.notify import DeliveryFailure
 
         scheme, _, place = reference.partition("://")
         if scheme == "env":
             if place not in os.environ:
-                raise Undelivered(f"the worker has no variable `{place}`")
+                raise DeliveryFailure(f"the worker has no variable `{place}`")
             return os.environ[place]
         if scheme == "file":
             try:
@@ -320,11 +320,11 @@ class Notifying:
                     return opened.read(MOST_URL_BYTES).decode()
             except (OSError, RuntimeError, ValueError) as problem:
                 why = getattr(problem, "strerror", None) or type(problem).__name__
-                raise Undelivered(f"the worker cannot read `{place}`: {why.lower()}") from None
+                raise DeliveryFailure(f"the worker cannot read `{place}`: {why.lower()}") from None
         secrets = self._services.secrets
         if secrets is None:
-            raise Undelivered(f"the queue of this worker gives no secrets, and its URL is in {reference}")
+            raise DeliveryFailure(f"the queue of this worker gives no secrets, and its URL is in {reference}")
         try:
             return secrets.read(place)
         except RuntimeFailure as problem:
-            raise Undelivered(problem.message) from None
+            raise DeliveryFailure(problem.message) from None

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from runtime.errors import InfrastructureFailure
-from runtime.queues.base import Settled
+from runtime.queues.base import SettleAnswer
 from runtime.system import system
 from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import backoff, failed_instead
 from runtime.values import dataclass
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 REFUSALS: Final = 2
 """After this many refusals alone, a record counts as refused for a reason of its own."""
@@ -28,21 +28,21 @@ End: TypeAlias = Settlement | Release
 
 
 @dataclass(slots=True)
-class Stuck:
+class StuckSettlement:
     ended: End
     handed: int
     """Ends settled before the first refusal; a larger count later shows that the service takes others."""
     times: int = 0
 
 
-class Outbox:
-    def __init__(self, services: Services) -> None:
+class PendingSettlements:
+    def __init__(self, services: WorkerContext) -> None:
         self._services = services
         self.settlements: list[Settlement] = []
         self.releases: list[Release] = []
         self.announced: set[str] = set()
         """Tokens of leases to release that were announced to the store and did not start after all."""
-        self.stuck: dict[str, Stuck] = {}
+        self.stuck: dict[str, StuckSettlement] = {}
         """By token: ends refused alone by a service that did not say that another try may help."""
         self.to_say: dict[str, Callable[[], None]] = {}
         """By token: logs an end once it is recorded."""
@@ -129,7 +129,7 @@ class Outbox:
         self._unstartable[task_id] = times + 1, handed, since, now
         return times >= REFUSALS and self.handed > handed and (not problem.denied or now - since > DENIED_FOR_S)
 
-    def count(self, settlements: Sequence[Settlement], settled: Settled) -> None:
+    def count(self, settlements: Sequence[Settlement], settled: SettleAnswer) -> None:
         services, counters = self._services, self.counters
         self.handed += len(settlements)
         refused = {id(one.lease): one for one in settled.refused}

@@ -17,9 +17,9 @@ from runtime.shim.common import SetupFailed
 from runtime.system import system
 from runtime.values import dataclass, field
 from runtime.worker.attempts.child_handle import LOG_TAIL_BYTES
-from runtime.worker.attempts.model import Ended
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.attempts.model import AttemptEnd
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 AT_ONCE: Final = 4
 """Things that are made at a time."""
@@ -39,11 +39,11 @@ class MakingFailed(Exception):
 
 
 @dataclass(slots=True)
-class Wanted:
+class WaitingLeases:
     waiting: list[HeldLease] = field(default_factory=list)
 
 
-class Making(Generic[K, T]):
+class Prerequisites(Generic[K, T]):
     """The things of one kind, each by its key."""
 
     fresh_s: float
@@ -53,21 +53,21 @@ class Making(Generic[K, T]):
 
     def __init__(
         self,
-        services: Services,
+        services: WorkerContext,
         then: Callable[[HeldLease], None],
         decline: Callable[[HeldLease, str, timedelta], None],
-        conclude: Callable[[Ended], None],
-        calls: Offload | None = None,
+        conclude: Callable[[AttemptEnd], None],
+        calls: ThreadCalls | None = None,
     ) -> None:
         """`then` gets tasks with what they need, `decline` those for other workers, `conclude` the ends of the others."""
         self.services = services
         self._then, self._decline, self._conclude = then, decline, conclude
-        self.calls = calls or Offload(inline=False, threads=AT_ONCE)
+        self.calls = calls or ThreadCalls(inline=False, threads=AT_ONCE)
         self._made: dict[K, tuple[T, float]] = {}
         """With the time when it was made."""
         self._cannot: dict[K, tuple[str, float]] = {}
         """Why this machine cannot make it, and until when that counts."""
-        self._wanted: dict[K, Wanted] = {}
+        self._wanted: dict[K, WaitingLeases] = {}
 
     # for each kind
 
@@ -102,14 +102,14 @@ class Making(Generic[K, T]):
         elif key in self._wanted:
             self._wanted[key].waiting.append(held)
         else:
-            wanted = self._wanted[key] = Wanted([held])
+            wanted = self._wanted[key] = WaitingLeases([held])
             self.make(key, lambda: self._is_unwanted(wanted))
 
     def close(self) -> None:
         """Wait for the threads, which give up once the worker leaves."""
         self.calls.close()
 
-    def _is_unwanted(self, wanted: Wanted) -> bool:
+    def _is_unwanted(self, wanted: WaitingLeases) -> bool:
         """Whether no task waits for it any more. Called on a thread that makes it."""
         by_token = self.services.holdings.by_token
         leaving = self.services.leaving.reason is not None
@@ -159,7 +159,7 @@ class Making(Generic[K, T]):
         now, log = self.services.clock.now().timestamp(), said.encode(errors="replace")
         for held in waiting:
             self._conclude(
-                Ended(
+                AttemptEnd(
                     held.lease.token,
                     -1,
                     reason,

@@ -10,7 +10,7 @@ from runtime.queues.base import Queue
 from runtime.stack.open import OpenStack, open_stack
 from runtime.worker.options import WorkerOptions, WorkerResult
 from runtime.worker.worker import Worker
-from runtime.worker.worker_log import Reporter
+from runtime.worker.worker_log import WorkerLog
 
 if TYPE_CHECKING:
     from runtime.worker.secrets import AttemptSecrets
@@ -22,7 +22,7 @@ def run_worker(
     *,
     stack: str | None = None,
     durability: Durability | None = None,
-    reporter: Reporter | None = None,
+    reporter: WorkerLog | None = None,
     clock: Clock | None = None,
     secrets: AttemptSecrets | None = None,
 ) -> WorkerResult:

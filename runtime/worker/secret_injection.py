@@ -19,8 +19,8 @@ from runtime.system import system
 from runtime.tasks.retry_policy import backoff, unstarted
 from runtime.values import dataclass, field
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.pending_settlements import Outbox
-from runtime.worker.worker_context import HeldLease, Services
+from runtime.worker.pending_settlements import PendingSettlements
+from runtime.worker.worker_context import HeldLease, WorkerContext
 
 if TYPE_CHECKING:
     from runtime.worker.secrets import AttemptSecrets, Values
@@ -41,11 +41,11 @@ class _Fetch:
     waiting: list[HeldLease] = field(default_factory=list)
 
 
-class Furnishing:
+class SecretInjection:
     def __init__(
         self,
-        services: Services,
-        outbox: Outbox,
+        services: WorkerContext,
+        outbox: PendingSettlements,
         dispatch: Dispatch,
         decline: Callable[[HeldLease, str, timedelta], None],
     ) -> None:

@@ -16,7 +16,7 @@ from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, 
 from runtime.outputs import StackOutputs
 from runtime.stack.secret_reader import decode_value, read_newest
 from runtime.stack.secret_selection import NotGranted, check_named, choose, find_granted
-from runtime.worker.thread_calls import Offload
+from runtime.worker.thread_calls import ThreadCalls
 
 LIFETIME_S: Final = 300.0
 """Time after which values are read again. A new version reaches new attempts within it, and so does a withdrawn grant."""
@@ -48,7 +48,7 @@ class AttemptSecrets:
         """When the contract was read again."""
         self._kept: dict[tuple[str, ...], tuple[Values | RuntimeFailure, float]] = {}
         """Values, or the reason why they cannot be read, and the boot time until which this holds."""
-        self.calls = Offload(inline=False, threads=1)
+        self.calls = ThreadCalls(inline=False, threads=1)
 
     def choose(self, named: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of a task's secrets; None stands for the stack's default."""

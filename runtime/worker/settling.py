@@ -12,15 +12,15 @@ from typing import Final
 
 from runtime import faults
 from runtime.errors import InfrastructureFailure, may_pass
-from runtime.queues.base import Settled
+from runtime.queues.base import SettleAnswer
 from runtime.system import system
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.retry_policy import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.notifying import write_ahead
-from runtime.worker.pending_settlements import REFUSALS, End, Outbox, Stuck
-from runtime.worker.worker_context import Services
+from runtime.worker.pending_settlements import REFUSALS, End, PendingSettlements, StuckSettlement
+from runtime.worker.worker_context import WorkerContext
 
 SETTLES_AT_ONCE: Final = 2
 """With this many calls to settle under way, further ends wait for the next call, which takes all of them together."""
@@ -31,11 +31,11 @@ SETTLES_AT_MOST: Final = 8
 
 
 @dataclass(slots=True)
-class Handed:
+class SettleResults:
     """The answers to ends that were handed over one by one."""
 
-    settled: list[tuple[Settlement, Settled]] = field(default_factory=list)
-    replaced: list[tuple[End, Settlement, Settled]] = field(default_factory=list)
+    settled: list[tuple[Settlement, SettleAnswer]] = field(default_factory=list)
+    replaced: list[tuple[End, Settlement, SettleAnswer]] = field(default_factory=list)
     """Ends refused for a reason of their own, and recorded as failed instead."""
     dropped: list[tuple[Lease, Exception]] = field(default_factory=list)
     """Leases whose failure was refused too; each ends with this worker, or by itself."""
@@ -47,8 +47,8 @@ class Handed:
     """Why anything is `again` or `stuck`."""
 
 
-class Settling:
-    def __init__(self, services: Services, outbox: Outbox, leasing: Leasing) -> None:
+class Settler:
+    def __init__(self, services: WorkerContext, outbox: PendingSettlements, leasing: Leasing) -> None:
         self._services = services
         self._outbox = outbox
         self._leasing = leasing
@@ -106,13 +106,13 @@ class Settling:
                 awaited=True,
             )
 
-    def _settle(self, settlements: Sequence[Settlement], claim_next: int = 0) -> Settled:
+    def _settle(self, settlements: Sequence[Settlement], claim_next: int = 0) -> SettleAnswer:
         queue = self._services.queue
         write_ahead(settlements, queue.records, queue.name)
         return queue.settle(settlements, claim_next=claim_next)
 
     def _settled(
-        self, settlements: list[Settlement], claimed: int, settled: Settled | None, problem: Exception | None
+        self, settlements: list[Settlement], claimed: int, settled: SettleAnswer | None, problem: Exception | None
     ) -> None:
         self._under_way -= 1
         if settled is None:
@@ -166,14 +166,14 @@ class Settling:
 
     def _hand_each(
         self, ended: Sequence[End], announced: Collection[str], given_up: Collection[str], hopeless: Collection[str]
-    ) -> Handed:
+    ) -> SettleResults:
         """Settle and release each alone. Runs off the loop if the queue is remote.
 
         For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a
         refusal of the failure that is recorded instead. A missing permission is never a task's fault: a failure needs the
         same one to be recorded, and what cannot be given back comes back when its lease ends.
         """
-        queue, handed = self._services.queue, Handed()
+        queue, handed = self._services.queue, SettleResults()
 
         def try_again(one: End, problem: Exception, blamed: Collection[str]) -> bool:
             if may_pass(problem):
@@ -208,7 +208,7 @@ class Settling:
                     replace(one, problem)
         return handed
 
-    def _handed_singly(self, ended: Sequence[End], handed: Handed | None, problem: Exception | None) -> None:
+    def _handed_singly(self, ended: Sequence[End], handed: SettleResults | None, problem: Exception | None) -> None:
         outbox, say = self._outbox, self._services.say
         self._singly.difference_update(one.lease.token for one in ended)
         if handed is None:
@@ -229,7 +229,7 @@ class Settling:
         outbox.announced -= tokens - {one.lease.token for one in (*handed.again, *handed.stuck)}
         for one in handed.stuck:
             token = one.lease.token
-            known = before.get(token) or Stuck(one, outbox.handed)
+            known = before.get(token) or StuckSettlement(one, outbox.handed)
             known.times += 1
             outbox.stuck[token] = known
         if handed.stuck:

@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostResources:
     """Resources that this process may use: less than the hardware in a container or under an affinity."""
 
     cpus: float
@@ -53,7 +53,7 @@ class Slot:
         return variables
 
 
-def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: float = 0) -> tuple[Slot, ...]:
+def plan_slots(machine: HostResources, slots: int | Literal["auto"], gpus_per_slot: float = 0) -> tuple[Slot, ...]:
     """Divide a machine evenly.
 
     `auto` makes as many slots as GPU shares fit, or one per CPU if `gpus_per_slot` is 0. More slots than CPUs may
@@ -112,7 +112,7 @@ def describe_slots(slots: tuple[Slot, ...]) -> str:
     return f"1 slot with {each}" if len(slots) == 1 else f"{len(slots)} slots, each {each}"
 
 
-def _gpus_of(machine: Machine, index: int, gpus_per_slot: float) -> tuple[str, ...]:
+def _gpus_of(machine: HostResources, index: int, gpus_per_slot: float) -> tuple[str, ...]:
     if not gpus_per_slot:
         return ()
     if gpus_per_slot < 1:
@@ -122,7 +122,7 @@ def _gpus_of(machine: Machine, index: int, gpus_per_slot: float) -> tuple[str, .
     return machine.gpus[index * each : (index + 1) * each]
 
 
-def _too_few_gpus(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: float, room: int) -> NotPossible:
+def _too_few_gpus(machine: HostResources, slots: int | Literal["auto"], gpus_per_slot: float, room: int) -> NotPossible:
     asked = f"{_count(gpus_per_slot, 'GPU')} per slot"
     found = f"GPUs found: {', '.join(machine.gpus) or 'none'}"
     if not room:
@@ -157,12 +157,12 @@ def _number(number: float) -> str:
 
 def read_machine(
     environ: Mapping[str, str] | None = None, *, root: Path = Path("/"), cpus: float | None = None
-) -> Machine:
+) -> HostResources:
     """Read what this process may use now. `root` and `cpus` stand in for the file system and the affinity in tests."""
     limits = _CgroupLimits(root)
     if cpus is None:
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(
+    return HostResources(
         cpus=min([cpus, *limits.cpus()]),
         memory_bytes=min([_physical_memory(root), *limits.memory()]),
         gpus=_read_gpus(os.environ if environ is None else environ, root),

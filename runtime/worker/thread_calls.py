@@ -21,7 +21,7 @@ Outcome: TypeAlias = tuple[A, T | None, Exception | None]
 """The argument of a call, and its result or the exception that it raised."""
 
 
-class Offload:
+class ThreadCalls:
     """`inline` makes the calls at once instead: an embedded queue answers faster than a thread can be woken."""
 
     def __init__(self, *, inline: bool, threads: int = THREADS) -> None:

@@ -21,28 +21,28 @@ from runtime.clock import Clock, SystemClock, machine_id
 from runtime.end_reasons import EndReason
 from runtime.queues.base import Queue
 from runtime.system import system
-from runtime.worker.admission import Preparing
-from runtime.worker.artifact_saver import Captures
-from runtime.worker.attempts.model import Ended, PoolSettings
-from runtime.worker.attempts.work_trees import Trees
-from runtime.worker.completion import AttemptLogs, Ending
-from runtime.worker.control import Orders
+from runtime.worker.admission import Admission
+from runtime.worker.artifact_saver import ArtifactSaver
+from runtime.worker.attempts.model import AttemptEnd, ChildPoolSettings
+from runtime.worker.attempts.work_trees import WorkTrees
+from runtime.worker.completion import AttemptLogs, Completion
+from runtime.worker.control import ControlReader
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.host import WorkerHost
 from runtime.worker.leasing import Leasing
-from runtime.worker.maintenance import Upkeep
+from runtime.worker.maintenance import Maintenance
 from runtime.worker.metrics import open_metrics
-from runtime.worker.notifying import Notifying
+from runtime.worker.notifying import Notifier
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
-from runtime.worker.pending_settlements import REFUSALS, Outbox
-from runtime.worker.settling import Settling
+from runtime.worker.pending_settlements import REFUSALS, PendingSettlements
+from runtime.worker.settling import Settler
 from runtime.worker.slots import plan_slots
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_context import Holdings, Leaving, Services
-from runtime.worker.worker_log import Reporter
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_context import HeldLeases, LeaveDecision, WorkerContext
+from runtime.worker.worker_log import WorkerLog
 
 if TYPE_CHECKING:
-    from runtime.worker.notices import Notice
+    from runtime.worker.notices import PreemptionNotice
     from runtime.worker.secrets import AttemptSecrets
 
 GRACE_FOR_MESSAGES_S: Final = 40.0
@@ -61,7 +61,7 @@ class Worker:
         options: WorkerOptions | None = None,
         *,
         clock: Clock | None = None,
-        reporter: Reporter | None = None,
+        reporter: WorkerLog | None = None,
         secrets: AttemptSecrets | None = None,
         host: WorkerHost | None = None,
     ) -> None:
@@ -70,9 +70,9 @@ class Worker:
         self._secrets = secrets
         self._options = options or WorkerOptions()
         self._clock = clock or SystemClock()
-        self._say = reporter or Reporter.for_stderr()
+        self._say = reporter or WorkerLog.for_stderr()
         self._slots = plan_slots(self._host.read_machine(), self._options.slots, self._options.gpus_per_slot)
-        self._leaving = Leaving(self._say)
+        self._leaving = LeaveDecision(self._say)
         self.name = self._options.name or new_worker_name()
 
     def run(self) -> WorkerResult:
@@ -85,7 +85,7 @@ class Worker:
         scratch = host.open_scratch(self.name)
         host.clear_left()
         selector = system.selector()
-        settings = PoolSettings(
+        settings = ChildPoolSettings(
             reuse=options.reuse_process,
             hold_fds=(*life_fds, scratch.fd),
             adopt_orphans=options.owns_process,
@@ -96,7 +96,7 @@ class Worker:
         pool = self._pool = host.make_pool(selector, len(self._slots), settings)
         pool.start()
         local = not queue.traits.remote and (queue.records.holds_tasks or queue.records.url.startswith("memory:"))
-        services = Services(
+        services = WorkerContext(
             name=self.name,
             options=options,
             machine=machine_id(),
@@ -107,12 +107,12 @@ class Worker:
             clock=self._clock,
             say=say,
             metrics=metrics,
-            offload=Offload(inline=local),
+            offload=ThreadCalls(inline=local),
             leaving=leaving,
-            holdings=Holdings(options.lease_time, self._clock),
+            holdings=HeldLeases(options.lease_time, self._clock),
             pool=pool,
             scratch=scratch.path,
-            trees=Trees(scratch.path, pool.discard),
+            trees=WorkTrees(scratch.path, pool.discard),
             code=host.identify_code(),
             secrets=self._secrets,
             local=local,
@@ -158,7 +158,7 @@ class Worker:
             return
         from runtime.worker.notices import NoticeWatch, answer_notice, notice_settings_from
 
-        def on_notice(notice: Notice) -> None:
+        def on_notice(notice: PreemptionNotice) -> None:
             self._say.notice(notice)
             self._leaving.ask("preemption notice", answer_notice(notice, os.environ), notice=True)
 
@@ -193,15 +193,15 @@ class Worker:
 class Loop:
     """The parts of a running worker, and the loop over them."""
 
-    def __init__(self, services: Services, selector: selectors.BaseSelector) -> None:
+    def __init__(self, services: WorkerContext, selector: selectors.BaseSelector) -> None:
         """Make the parts; each knows the parts that were made before it."""
         self._services, self._selector = services, selector
         self._hears_queue = False
-        self.outbox = Outbox(services)
-        orders = Orders(services)
-        self.captures = Captures(services, selector)
+        self.outbox = PendingSettlements(services)
+        orders = ControlReader(services)
+        self.captures = ArtifactSaver(services, selector)
         self._dispatch = Dispatch(services, self.outbox, orders, self.captures)
-        self._preparing = Preparing(
+        self._preparing = Admission(
             services,
             self.outbox,
             orders,
@@ -210,11 +210,11 @@ class Loop:
             conclude=lambda end: self._ending.conclude(end, system.monotonic()),
         )
         self._leasing = Leasing(services, self.outbox, orders, self._dispatch, self._preparing)
-        self._settling = Settling(services, self.outbox, self._leasing)
+        self._settling = Settler(services, self.outbox, self._leasing)
         logs = AttemptLogs(services)
-        self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs, self.captures)
-        self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, logs)
-        self.notifying = Notifying(services)
+        self._ending = Completion(services, self.outbox, self._dispatch, self._preparing, logs, self.captures)
+        self.upkeep = Maintenance(services, self.outbox, orders, self._dispatch, logs)
+        self.notifying = Notifier(services)
         self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling, self.notifying)
         if services.offload.fd is not None:
             selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
@@ -234,7 +234,7 @@ class Loop:
         outbox, dispatch, preparing = self.outbox, self._dispatch, self._preparing
         leasing, settling, ending = self._leasing, self._settling, self._ending
         upkeep, drain, captures, notifying = self.upkeep, self._drain, self.captures, self.notifying
-        ended: list[Ended] = []
+        ended: list[AttemptEnd] = []
         while True:
             now = system.monotonic()
             drain.advance(now)
@@ -312,12 +312,12 @@ class Drain:
 
     def __init__(
         self,
-        services: Services,
-        outbox: Outbox,
+        services: WorkerContext,
+        outbox: PendingSettlements,
         dispatch: Dispatch,
         leasing: Leasing,
-        settling: Settling,
-        notifying: Notifying,
+        settling: Settler,
+        notifying: Notifier,
     ) -> None:
         self._services = services
         self._outbox = outbox

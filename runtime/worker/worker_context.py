@@ -18,12 +18,12 @@ from runtime.tasks.history import History, Lease
 from runtime.values import dataclass, field
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import METRICS
-from runtime.worker.attempts.work_trees import Trees
+from runtime.worker.attempts.work_trees import WorkTrees
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.options import WorkerOptions
 from runtime.worker.slots import Slot
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_log import Reporter
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_log import WorkerLog
 
 if TYPE_CHECKING:
     from runtime.shim.containers import Engine
@@ -71,7 +71,7 @@ class HeldLease:
     """Values by variable that the attempt gets."""
 
 
-class Holdings:
+class HeldLeases:
     """The leases by token. Times of confirmation are boot time, so a machine that was suspended finds its leases lost."""
 
     def __init__(self, ttl: timedelta, clock: Clock) -> None:
@@ -119,10 +119,10 @@ class Holdings:
         return {snapshot for snapshot in named if snapshot is not None}
 
 
-class Leaving:
+class LeaveDecision:
     """The decision to leave: the first reason counts, with its exit code."""
 
-    def __init__(self, say: Reporter) -> None:
+    def __init__(self, say: WorkerLog) -> None:
         self._say = say
         self.reason: str | None = None
         """Why the worker leaves; None while it serves."""
@@ -157,7 +157,7 @@ class Leaving:
 
 
 @dataclass(slots=True, kw_only=True)
-class Services:
+class WorkerContext:
     name: str
     options: WorkerOptions
     machine: str
@@ -167,14 +167,14 @@ class Services:
     """The queue's wake-up descriptor; None if the queue does not wake its workers."""
     records: RecordStore
     clock: Clock
-    say: Reporter
+    say: WorkerLog
     metrics: WorkerMetrics
-    offload: Offload
-    leaving: Leaving
-    holdings: Holdings
+    offload: ThreadCalls
+    leaving: LeaveDecision
+    holdings: HeldLeases
     pool: AttemptPool
     scratch: str
-    trees: Trees
+    trees: WorkTrees
     code: CodeIdentity
     secrets: AttemptSecrets | None
     """None if the stack grants its workers none."""

@@ -23,17 +23,17 @@ from runtime.sanitize import clean_line
 from runtime.system import system
 from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.retry_policy import PREEMPTION_BUDGET, Again, Drop, Settle, Verdict
+from runtime.tasks.retry_policy import PREEMPTION_BUDGET, Drop, RetryAt, Settle, Verdict
 from runtime.units import count_noun, format_duration, format_time
 from runtime.worker.slots import Slot, describe_slots
 
 if TYPE_CHECKING:
-    from runtime.queues.base import Refused
+    from runtime.queues.base import RefusedSettlement
     from runtime.tasks.history import Record
     from runtime.tasks.notifications import Notification
     from runtime.tasks.retry_policy import GiveUp
-    from runtime.worker.attempts.model import Ended
-    from runtime.worker.notices import Notice
+    from runtime.worker.attempts.model import AttemptEnd
+    from runtime.worker.notices import PreemptionNotice
 
 SUCCESSES_PER_S: Final = 5
 FAILURES_PER_S: Final = 20
@@ -70,7 +70,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class Reporter:
+class WorkerLog:
     """Writes a worker's lines. Never raises: a log that cannot be written must not end a worker."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Reporter:
         self._troubles: dict[str, tuple[float, int]] = {}
 
     @classmethod
-    def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO) -> Reporter:
+    def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO) -> WorkerLog:
         """Write human lines if stderr is a terminal and JSON lines otherwise, unless `log_format` names one."""
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
@@ -149,7 +149,7 @@ class Reporter:
         text = f"left: {reason}; {succeeded:,} succeeded, {failed:,} failed, {released:,} released"
         self._line("worker", "worker_left", text, reason=reason, succeeded=succeeded, failed=failed, released=released)
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: PreemptionNotice) -> None:
         left = "" if notice.deadline is None else f" in {format_duration(notice.deadline - notice.at)}"
         deadline = None if notice.deadline is None else format_time(notice.deadline)
         text = f"preemption notice from {notice.source}{left}: {notice.text}"
@@ -196,7 +196,7 @@ class Reporter:
         text = f"{_describe(task)} on slot {slot}" + (f", attempt {attempt}" if attempt > 1 else "")
         self._line("started", "attempt_started", text, **_facts(task), slot=slot, attempt=attempt)
 
-    def succeeded(self, task: Task, end: Ended) -> None:
+    def succeeded(self, task: Task, end: AttemptEnd) -> None:
         self._succeeded += 1
         if (self._ticks or system.monotonic)() >= self._window_ends:
             self.tick()
@@ -209,7 +209,7 @@ class Reporter:
         facts = {"seconds": round(seconds, 3), "next": "recorded"}
         self._line("succeeded", "attempt_succeeded", text, **_facts(task), **facts)
 
-    def ended(self, task: Task, end: Ended, verdict: Verdict) -> None:
+    def ended(self, task: Task, end: AttemptEnd, verdict: Verdict) -> None:
         word, fate, next_step = _judge(task, verdict, self._clock.now())
         if self._too_many_failures(next_step):
             return
@@ -277,7 +277,7 @@ class Reporter:
         if what is not None:
             self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: RefusedSettlement) -> None:
         task, record = refused.lease.task, refused.record
         if record is not None:
             fate = f"its record exists: {record.state}" + (f" by worker {record.worker}" if record.worker else "")
@@ -379,7 +379,7 @@ def _judge(task: Task, verdict: Verdict, now: datetime) -> tuple[str, str, str]:
     return ("failed" if verdict.again.charged is Budget.FAILURES else "released"), retried, "retried"
 
 
-def describe_retry(again: Again, task: Task, now: datetime) -> str:
+def describe_retry(again: RetryAt, task: Task, now: datetime) -> str:
     """Describe when a task runs again, and which budget pays for the attempt that ended."""
     wait = again.not_before - now
     when = f"in {format_duration(wait)}" if wait >= timedelta(milliseconds=50) else "at once"

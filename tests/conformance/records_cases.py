@@ -19,7 +19,7 @@ from runtime.end_reasons import EndReason
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import open_records
 from runtime.records.base import RecordStore
-from runtime.records.control_commands import Order, OrderKind
+from runtime.records.control_commands import ControlCommand, OrderKind
 from runtime.tasks.history import EndedNote, Mark, Record
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import encode_task
@@ -197,6 +197,6 @@ def sample_note(token: str, **fields: Any) -> EndedNote:
     return EndedNote(token=token, **values)
 
 
-def cancel_order(**fields: Any) -> Order:
-    """Build an order; keywords are `Order`'s."""
-    return Order(kind=OrderKind.CANCEL, at=T0, by="ada@lab", **fields)
+def cancel_order(**fields: Any) -> ControlCommand:
+    """Build an order; keywords are `ControlCommand`'s."""
+    return ControlCommand(kind=OrderKind.CANCEL, at=T0, by="ada@lab", **fields)

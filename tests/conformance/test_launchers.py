@@ -27,8 +27,8 @@ from runtime.jobs.spec import (
     CheckpointSignal,
     Code,
     CodeMode,
-    Environment,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     OnExit,
@@ -223,7 +223,9 @@ def specs(draw: st.DrawFn) -> JobSpec:
                 "account": text,
                 "env": st.dictionaries(st.sampled_from(("A", "B")), text, max_size=2),
                 "code": st.just(some(Code, exclude=names, writable=st.booleans(), mode=st.sampled_from(CodeMode))),
-                "environment": st.just(some(Environment, name=text, extras=names, build_on=st.sampled_from(BuildOn))),
+                "environment": st.just(
+                    some(JobEnvironment, name=text, extras=names, build_on=st.sampled_from(BuildOn))
+                ),
                 "resources": st.just(
                     some(JobResources, gpus=gpus, cpus=st.integers(1, 9), memory=st.just(Range(2**30)))
                 ),

@@ -26,7 +26,7 @@ from runtime.end_reasons import EndReason
 from runtime.errors import InvalidRecord, PartTaken, StoreUnavailable
 from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, WorkerSeen, settle_record
 from runtime.records.blobs import Blobs
-from runtime.records.control_commands import Control, Order, OrderKind, pause_order, resume_order
+from runtime.records.control_commands import ControlCommand, OrderKind, QueueControl, pause_order, resume_order
 from runtime.records.order_scope import Coverage
 from runtime.records.store import ORDERS_APART
 from runtime.tasks.history import History, Record, StartedMark
@@ -872,17 +872,19 @@ def test_orders_of_a_queue_are_what_was_given_to_it(place: Place, store: RecordS
     told = store.control(queue)
     covered = told.experiments["sweep/ü"]
 
-    assert nothing == Control()
+    assert nothing == QueueControl()
     assert (told.paused, told.pauses, told.ended, told.tasks) == (True, {pause}, frozenset(), begun)
     assert (covered.parts, covered.ordered_at, told.experiments["empty"].parts) == (parts, T0, frozenset())
     assert abs(covered.before - SystemClock().now()) < timedelta(minutes=5), "by the store's clock"
     assert told.purged_before is None
     assert place.store().control(queue) == told
-    assert store.control("another") == Control()
+    assert store.control("another") == QueueControl()
 
 
 def test_purge_is_ordered_for_every_experiment(store: RecordStore) -> None:
-    store.put_order("default", Order(kind=OrderKind.PURGE, at=T0, experiments={"sweep": frozenset({"00000-1-ab"})}))
+    store.put_order(
+        "default", ControlCommand(kind=OrderKind.PURGE, at=T0, experiments={"sweep": frozenset({"00000-1-ab"})})
+    )
 
     told = store.control("default")
 

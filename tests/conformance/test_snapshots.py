@@ -14,7 +14,7 @@ from runtime.records.memory import MemoryRecords
 from runtime.shim.common import SetupFailed
 from runtime.shim.tree import restore
 from runtime.snapshots.snapshot import snapshot_id
-from runtime.worker.attempts.work_trees import Tree, Trees
+from runtime.worker.attempts.work_trees import WorkTree, WorkTrees
 from tests.conformance.snapshot_cases import Case, make_cases
 
 Restore = Callable[[bytes, str, Path], str | None]
@@ -33,12 +33,12 @@ class Trusting(MemoryRecords):
 def by_worker(archive: bytes, identity: str, folder: Path) -> str | None:
     records = Trusting()
     records.blobs.put(f"snapshots/{identity.removeprefix('sha256:')}", archive)
-    trees = Trees(str(folder.parent), discard=lambda path: None)
+    trees = WorkTrees(str(folder.parent), discard=lambda path: None)
     try:
         trees.add(identity, trees.fetch(identity, records), used=())
     except (NotPossible, StoreUnsafe) as problem:
         return problem.message
-    tree = Tree(trees.place(identity, 0))
+    tree = WorkTree(trees.place(identity, 0))
     tree.prepare()
     Path(tree.folder).rename(folder)
     return None

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import grpc
 
-from infra.check.recording import UNKNOWN, Unknown
+from infra.check.recording import UNKNOWN, UnknownValue
 from infra.gcp.outputs import compute
 from tests.engine.google_refusals import refuse_firewall, refuse_key, refuse_machine
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
@@ -444,7 +444,7 @@ class GooglePlugin(Plugin):
         if serial is None:
             return outputs
         outputs |= _made_up(wanted, inputs, serial)
-        unknown = {key for key, value in outputs.items() if isinstance(value, Unknown)}
+        unknown = {key for key, value in outputs.items() if isinstance(value, UnknownValue)}
         return outputs | {key: _invent(key, wanted.urn, serial) for key in unknown}
 
     def _labels(self, inputs: Values) -> dict[str, Any]:
@@ -700,7 +700,7 @@ def _give_address(world: World, outputs: dict[str, Any]) -> None:
             None,
         )
         face["name"] = f"nic{index}"
-        if isinstance(face.get("networkIp"), Unknown | None):
+        if isinstance(face.get("networkIp"), UnknownValue | None):
             network = ipaddress.ip_network(subnet["inputs"]["ipCidrRange"] if subnet else DEFAULT_RANGE)
             face["networkIp"] = str(network[2 + world.serial % 250])
 

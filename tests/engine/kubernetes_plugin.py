@@ -21,7 +21,7 @@ import yaml
 from kubernetes import config, dynamic
 from kubernetes.client.exceptions import ApiException
 
-from infra.check.recording import UNKNOWN, Secret, Unknown
+from infra.check.recording import UNKNOWN, SecretValue, UnknownValue
 from infra.check.validate import find_input_problems
 from tests.engine.plugin import Failure, Found, Plugin, Refused, Resource, Values, hide_again, reveal, serve, split_path
 
@@ -247,9 +247,9 @@ def as_manifest(inputs: Values) -> dict[str, Any]:
 
 def has_unknowns(value: Any) -> bool:
     match value:
-        case Unknown():
+        case UnknownValue():
             return True
-        case Secret(value=inside):
+        case SecretValue(value=inside):
             return has_unknowns(inside)
         case Mapping():
             return any(has_unknowns(each) for each in value.values())

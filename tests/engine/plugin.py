@@ -1,7 +1,7 @@
 """The Pulumi resource provider protocol in Python, so that a test plug-in only defines its cloud.
 
 The engine starts a plug-in's executable, reads a port from its standard output and calls it over gRPC, several calls at
-once. `Plugin` converts requests to plain values (with `UNKNOWN` and `Secret` of `infra.check.recording`) and converts
+once. `Plugin` converts requests to plain values (with `UNKNOWN` and `SecretValue` of `infra.check.recording`) and converts
 the answers back. It compares inputs by path, so that tests can expect exact preview steps. A plug-in ends with the
 engine that started it, even if the engine was killed.
 """
@@ -23,7 +23,7 @@ from google.protobuf import empty_pb2, json_format, struct_pb2
 from pulumi.runtime import rpc
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
-from infra.check.recording import UNKNOWN, Secret, Unknown
+from infra.check.recording import UNKNOWN, SecretValue, UnknownValue
 
 Values = Mapping[str, Any]
 
@@ -272,9 +272,9 @@ def struct(values: Values) -> Any:
 
 
 def reveal(value: Any) -> Any:
-    """Open every `Secret` in the value, since a cloud sees plain text."""
+    """Open every `SecretValue` in the value, since a cloud sees plain text."""
     match value:
-        case Secret(value=inside):
+        case SecretValue(value=inside):
             return reveal(inside)
         case Mapping():
             return {key: reveal(item) for key, item in value.items()}
@@ -284,9 +284,9 @@ def reveal(value: Any) -> Any:
 
 
 def hide_again(value: Any, pattern: Any) -> Any:
-    """Wrap parts of `value` in `Secret` wherever `pattern` has one, since a cloud returns secrets as plain text."""
-    if isinstance(pattern, Secret):
-        return value if isinstance(value, Secret) else Secret(value)
+    """Wrap parts of `value` in `SecretValue` wherever `pattern` has one, since a cloud returns secrets as plain text."""
+    if isinstance(pattern, SecretValue):
+        return value if isinstance(value, SecretValue) else SecretValue(value)
     if isinstance(pattern, Mapping) and isinstance(value, Mapping):
         return {key: hide_again(item, pattern.get(key)) for key, item in value.items()}
     return value
@@ -296,7 +296,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         signature = value.get(rpc._special_sig_key)
         if signature == rpc._special_secret_sig:
-            return Secret(_plain(value.get("value")))
+            return SecretValue(_plain(value.get("value")))
         if signature is not None:
             raise Refused(f"a value of a kind that this plug-in does not take: {signature}")
         return {key: _plain(item) for key, item in value.items()}
@@ -310,9 +310,9 @@ def _plain(value: Any) -> Any:
 
 
 def _wire(value: Any) -> Any:
-    if isinstance(value, Secret):
+    if isinstance(value, SecretValue):
         return {rpc._special_sig_key: rpc._special_secret_sig, "value": _wire(value.value)}
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return rpc.UNKNOWN
     if isinstance(value, Mapping):
         return {key: _wire(item) for key, item in value.items()}
@@ -340,7 +340,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[Difference]:
     elif old is _ABSENT or new is _ABSENT:
         if old is not new:
             yield Difference(path, "add" if old is _ABSENT else "delete")
-    elif isinstance(new, Unknown) or old != new or isinstance(old, bool) is not isinstance(new, bool):
+    elif isinstance(new, UnknownValue) or old != new or isinstance(old, bool) is not isinstance(new, bool):
         yield Difference(path, "update")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from infra.check.recording import UNKNOWN, Secret
+from infra.check.recording import UNKNOWN, SecretValue
 from tests.engine.google_plugin import (
     ACCOUNT,
     BUCKET,
@@ -123,14 +123,14 @@ def test_preview_of_a_create_makes_nothing_and_knows_only_what_was_given(plugin:
 
 
 def test_secret_input_comes_back_as_a_secret_and_lies_open_in_the_cloud(plugin: PluginClient, cloud: Cloud) -> None:
-    inputs = topic(labels={"team": Secret("a")})
+    inputs = topic(labels={"team": SecretValue("a")})
 
     id_, state = plugin.create(TOPIC, inputs)
     found = plugin.read(TOPIC, id_, inputs, state)
 
-    assert state["labels"] == {"team": Secret("a")}
+    assert state["labels"] == {"team": SecretValue("a")}
     assert found is not None
-    assert found.inputs["labels"] == {"team": Secret("a")}
+    assert found.inputs["labels"] == {"team": SecretValue("a")}
     assert cloud.world().resources[id_]["inputs"]["labels"] == {"team": "a"}
 
 

@@ -13,7 +13,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from infra.check.recording import UNKNOWN, Secret
+from infra.check.recording import UNKNOWN, SecretValue
 from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE, narrowed, owned
 from tests.engine.plugin import Failure
 from tests.engine.plugin_client import CallRefused, PluginClient
@@ -217,7 +217,7 @@ def test_preview_with_unknown_values_passes_and_keeps_them(plugin: PluginClient,
 def test_secret_stays_secret_in_the_state_and_is_open_in_the_cluster(
     plugin: PluginClient, admin: Access, namespace: str
 ) -> None:
-    inputs = thing("Secret", "login", namespace, data={"password": Secret("Y2FuYXJ5")})
+    inputs = thing("Secret", "login", namespace, data={"password": SecretValue("Y2FuYXJ5")})
 
     id_, state = plugin.create(SECRET, inputs)
     found = plugin.read(SECRET, id_, inputs, state)
@@ -225,9 +225,9 @@ def test_secret_stays_secret_in_the_state_and_is_open_in_the_cluster(
     stored = admin.find(inputs)
     assert stored
     assert stored["data"] == {"password": "Y2FuYXJ5"}
-    assert state["data"] == {"password": Secret("Y2FuYXJ5")}
+    assert state["data"] == {"password": SecretValue("Y2FuYXJ5")}
     assert found
-    assert found.inputs["data"] == {"password": Secret("Y2FuYXJ5")}
+    assert found.inputs["data"] == {"password": SecretValue("Y2FuYXJ5")}
 
 
 # reading changes by others

@@ -1,4 +1,4 @@
-"""An in-process API with the calls of `runtime.launchers.kubernetes.client.Cluster`, for tests of the launcher.
+"""An in-process API with the calls of `runtime.launchers.kubernetes.client.KubernetesCluster`, for tests of the launcher.
 
 It has no controllers: a test creates and ends the pods.
 """

@@ -11,7 +11,7 @@ import pulumi_gcp
 from infra.check.recording import Recording, Registration, record
 from infra.check.validate import find_input_problems
 from infra.components.apis import Apis, ApisArgs
-from infra.components.shared import Site
+from infra.components.shared import StackSite
 from infra.gcp.outputs import compute
 from infra.naming import Names, labels
 
@@ -36,14 +36,14 @@ SERVICES = (
 )
 
 
-def sample_site(**changes: Any) -> Site:
+def sample_site(**changes: Any) -> StackSite:
     own: dict[str, Any] = {
         "project": PROJECT,
         "region": REGION,
         "names": Names(stack=STACK, project=PROJECT),
         "labels": labels(STACK, {"team": "ml"}),
     }
-    return Site(**(own | changes))
+    return StackSite(**(own | changes))
 
 
 def run(program: Callable[[pulumi.ResourceOptions], object], *, preview: bool = True) -> Recording:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from infra.render.cluster import Cluster, SecretReference
-from infra.settings.model import Capacity, PoolSettings
+from infra.render.cluster import RayCluster, SecretReference
+from infra.settings.model import TpuCapacity, TpuPoolSettings
 
 IMAGE = "us-central2-docker.pkg.dev/p-1/marin/cluster@sha256:" + "a" * 64
 
-V4 = PoolSettings(accelerator="v4-8", runtime_version="tpu-ubuntu2204-base")
-V5E = PoolSettings(accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite", max=256)
+V4 = TpuPoolSettings(accelerator="v4-8", runtime_version="tpu-ubuntu2204-base")
+V5E = TpuPoolSettings(accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite", max=256)
 
 SHAPES = {
     "v4": V4,
     "v5e": V5E,
-    "v5e-eight": dataclasses.replace(V5E, accelerator="v5litepod-8", capacity=Capacity.SPOT),
-    "v4-slice": dataclasses.replace(V4, accelerator="v4-32", min=0, max=8, capacity=Capacity.ON_DEMAND),
+    "v5e-eight": dataclasses.replace(V5E, accelerator="v5litepod-8", capacity=TpuCapacity.SPOT),
+    "v4-slice": dataclasses.replace(V4, accelerator="v4-32", min=0, max=8, capacity=TpuCapacity.ON_DEMAND),
     "reserved": dataclasses.replace(
-        V4, capacity=Capacity.RESERVED, reservation="projects/p-1/locations/us-central2-b/reservations/r", min=0
+        V4, capacity=TpuCapacity.RESERVED, reservation="projects/p-1/locations/us-central2-b/reservations/r", min=0
     ),
     "v5p": dataclasses.replace(V4, accelerator="v5p-8", runtime_version="v2-alpha-tpuv5", min=0),
     "v6e": dataclasses.replace(V5E, accelerator="v6e-4", runtime_version="v2-alpha-tpuv6e"),
@@ -27,7 +27,7 @@ SHAPES = {
 """Every kind of pool that a stack can configure."""
 
 
-def sample_cluster(**fields: Any) -> Cluster:
+def sample_cluster(**fields: Any) -> RayCluster:
     defaults: dict[str, Any] = {
         "name": "marin-main",
         "key": "main",
@@ -46,4 +46,4 @@ def sample_cluster(**fields: Any) -> Cluster:
         "labels": {"managed-by": "research-runtime", "stack": "marin"},
         "records": "gs://p-1-marin-records",
     }
-    return Cluster(**{**defaults, **fields})
+    return RayCluster(**{**defaults, **fields})

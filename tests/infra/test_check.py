@@ -16,7 +16,7 @@ import pytest
 from pulumi_gcp import Provider, pubsub, serviceaccount, storage
 
 from infra.check.check import (
-    Finding,
+    CheckFinding,
     Report,
     check_stack,
     find_collisions,
@@ -27,7 +27,7 @@ from infra.check.check import (
 )
 from infra.check.command import CheckFailed, render_report, render_summary, report_fields
 from infra.check.command import main as check
-from infra.check.recording import UNKNOWN, Recording, Registration, Secret, record
+from infra.check.recording import UNKNOWN, Recording, Registration, SecretValue, record
 from infra.cli import main
 from infra.gcp.outputs import compute
 from infra.gcp.prices import Cost, find_costs, machine_hour, monthly_total
@@ -471,7 +471,7 @@ def test_report_on_contract_that_nobody_could_read_is_found() -> None:
 @pytest.mark.parametrize(
     ("outputs", "paths"),
     [
-        ({"contract": {"a": Secret("x")}}, ["contract.a"]),
+        ({"contract": {"a": SecretValue("x")}}, ["contract.a"]),
         ({"api_token": "x"}, ["api_token"]),
         ({"a": {"private_key": "x"}}, ["a.private_key"]),
         ({"a": [{"Password": "x"}]}, ["a[0].Password"]),
@@ -800,7 +800,7 @@ def test_find_costs_unknown_machine_is_said_and_counts_nothing() -> None:
 
 
 def test_check_failed_counts_and_keeps_the_findings() -> None:
-    finding = Finding(source="policy", rule="r", where="w", message="m")
+    finding = CheckFinding(source="policy", rule="r", where="w", message="m")
     failed = CheckFailed("stack `dev`", [finding], ["r: `w` m"])
     assert failed.exit_code == 2
     assert failed.findings == (finding,)

@@ -11,7 +11,7 @@ from infra.check.check import check_stack, find_collisions, find_shared_notes
 from infra.cli import main
 from infra.gcp.catalog import TPU_FAMILIES, region_of
 from infra.gcp.prices import minimum_month, traffic_per_tib
-from infra.settings.model import PoolSettings
+from infra.settings.model import TpuPoolSettings
 from tests.infra.conftest import Project
 
 API = "https://www.googleapis.com/compute/v1/"
@@ -259,5 +259,5 @@ def test_minimum_month_counts_chips(accelerator: str, region: str, month: float 
     assert found == (month if month is None else pytest.approx(month, abs=0.01))
 
 
-def one_node(accelerator: str) -> PoolSettings:
-    return PoolSettings(accelerator=accelerator, runtime_version="tpu-x", min=1)
+def one_node(accelerator: str) -> TpuPoolSettings:
+    return TpuPoolSettings(accelerator=accelerator, runtime_version="tpu-x", min=1)

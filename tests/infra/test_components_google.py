@@ -27,11 +27,11 @@ from infra.settings.model import (
     AlertSettings,
     BudgetSettings,
     CiSettings,
-    KubernetesSettings,
+    KubernetesAccess,
     NetworkSettings,
     QueueSettings,
     Role,
-    Settings,
+    StackSettings,
 )
 from runtime.errors import NotPossible, UnknownName
 from tests.infra.components_support import (
@@ -129,7 +129,7 @@ def test_apis_need_of_a_service_that_was_not_asked_for_names_those_that_were() -
 def test_google_provider_takes_nothing_from_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GOOGLE_PROJECT", "GOOGLE_CLOUD_PROJECT", "GOOGLE_REGION", "GOOGLE_ZONE", "CLOUDSDK_COMPUTE_ZONE"):
         monkeypatch.setenv(variable, "ambient")
-    settings = Settings(stack="dev", project="lab-1234", region="us-west4", queues={"default": QueueSettings()})
+    settings = StackSettings(stack="dev", project="lab-1234", region="us-west4", queues={"default": QueueSettings()})
 
     recording = record(lambda: google_provider(settings), compute=compute)
 
@@ -143,7 +143,7 @@ def test_google_provider_takes_nothing_from_its_surroundings(monkeypatch: pytest
 
 
 def test_google_provider_impersonates_and_pays_for_budgets_as_the_settings_say() -> None:
-    settings = Settings(
+    settings = StackSettings(
         stack="dev",
         project="lab-1234",
         region="us-west4",
@@ -170,7 +170,7 @@ def test_google_provider_impersonates_and_pays_for_budgets_as_the_settings_say()
 
 def test_google_provider_without_a_project_is_refused_with_the_key_to_set() -> None:
     with pytest.raises(NotPossible) as refused:
-        google_provider(Settings(stack="dev", region="us-west4"))
+        google_provider(StackSettings(stack="dev", region="us-west4"))
 
     assert "research-runtime:project" in (refused.value.hint or "")
 
@@ -178,7 +178,7 @@ def test_google_provider_without_a_project_is_refused_with_the_key_to_set() -> N
 def test_kubernetes_provider_never_holds_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/home/someone/.kube/config")
     monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
-    settings = KubernetesSettings(context="nautilus", cluster_identifier="nautilus-1", server="https://k8s.example.org")
+    settings = KubernetesAccess(context="nautilus", cluster_identifier="nautilus-1", server="https://k8s.example.org")
 
     recording = record(lambda: kubernetes_provider("nautilus", settings))
 

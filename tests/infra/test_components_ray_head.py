@@ -24,16 +24,16 @@ from infra.components.ray_head import (
     RayHeadArgs,
     SecretVariable,
 )
-from infra.policy.base import ADDRESS, SCHEDULE, SCHEDULED_DISK, Bounds
+from infra.policy.base import ADDRESS, SCHEDULE, SCHEDULED_DISK, StackBounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import Cluster, SecretReference
-from infra.settings.model import HeadSettings, PoolSettings
+from infra.render.cluster import RayCluster, SecretReference
+from infra.settings.model import HeadSettings, TpuPoolSettings
 from infra.settings.read import InvalidSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
 
 IMAGE = f"us-west4-docker.pkg.dev/{PROJECT}/marin/cluster@sha256:" + "a" * 64
-V5E = PoolSettings(accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite")
+V5E = TpuPoolSettings(accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite")
 SETTINGS = HeadSettings(image=IMAGE, pools={"v5e": V5E})
 SECRET = f"projects/{PROJECT}/secrets/marin-hf-token"
 NETWORK = f"projects/{PROJECT}/global/networks/marin"
@@ -108,7 +108,7 @@ def test_head_passes_the_providers_types_and_every_policy() -> None:
     }
     assert problems == {}
     others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
-    assert apply_rules(recording.resources, Bounds(people=others)) == []
+    assert apply_rules(recording.resources, StackBounds(people=others)) == []
 
 
 def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:
@@ -163,7 +163,7 @@ def test_head_metadata_has_the_boot_script_and_the_rendered_file_under_keys_of_t
     metadata = vm(recording).inputs["metadata"]
     (component,) = recording.of_type("runtime:ray:RayHead")
 
-    cluster = Cluster(
+    cluster = RayCluster(
         name="marin-main",
         key="main",
         stack="marin",
@@ -450,7 +450,7 @@ def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
     for each in (schedule, attached):
         assert find_input_problems(each.type, each.inputs) == []
     others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
-    assert apply_rules(recording.resources, Bounds(people=others, regions=frozenset({"us-west4"}))) == []
+    assert apply_rules(recording.resources, StackBounds(people=others, regions=frozenset({"us-west4"}))) == []
 
 
 def test_head_that_is_replaced_has_its_new_disk_on_the_schedule() -> None:

@@ -26,18 +26,18 @@ from infra.program import build
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
-    Attempts,
+    AttemptAccess,
     BudgetSettings,
     CiSettings,
     HeadSettings,
     NetworkSettings,
-    PoolSettings,
     QueueSettings,
     RecordsSettings,
     RegistrySettings,
     Role,
     SecretSettings,
-    Settings,
+    StackSettings,
+    TpuPoolSettings,
 )
 from infra.settings.read import InvalidSettings
 from runtime.outputs import RecordsOutput, parse_outputs
@@ -122,7 +122,7 @@ def test_component_with_a_wrong_value_names_it_and_registers_nothing(name: str) 
 OPS, LAB = "group:ops@example.org", "group:lab@example.org"
 
 
-def sample_settings(**changes: object) -> Settings:
+def sample_settings(**changes: object) -> StackSettings:
     own: dict[str, object] = {
         "stack": "marin-us-west4",
         "project": "lab-1234",
@@ -138,7 +138,7 @@ def sample_settings(**changes: object) -> Settings:
             "main": HeadSettings(
                 image=f"us-west4-docker.pkg.dev/lab-1234/marin-us-west4-images/cluster@sha256:{'a' * 64}",
                 environment=("hf-token",),
-                pools={"v5e": PoolSettings(accelerator="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite")},
+                pools={"v5e": TpuPoolSettings(accelerator="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite")},
             )
         },
         "access": AccessSettings(operators=(OPS,), researchers=(LAB,)),
@@ -147,10 +147,10 @@ def sample_settings(**changes: object) -> Settings:
             emails=("ops@example.org",), budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1000)
         ),
     }
-    return Settings(**(own | changes))  # type: ignore[arg-type]
+    return StackSettings(**(own | changes))  # type: ignore[arg-type]
 
 
-def record_stack(settings: Settings, *, preview: bool = True) -> Recording:
+def record_stack(settings: StackSettings, *, preview: bool = True) -> Recording:
     return record(lambda: export(build(settings)), stack=settings.stack, compute=compute, preview=preview)
 
 
@@ -168,7 +168,7 @@ def test_whole_stack_registers_nothing_that_google_would_refuse(preview: bool) -
 def test_contract_says_which_attempts_get_a_secret_that_workers_may_read() -> None:
     secrets = {
         "all": SecretSettings(env="A", readers=(Role.WORKER,)),
-        "named": SecretSettings(env="B", readers=(Role.WORKER, Role.PUSHER), attempts=Attempts.NAMED),
+        "named": SecretSettings(env="B", readers=(Role.WORKER, Role.PUSHER), attempts=AttemptAccess.NAMED),
         "none": SecretSettings(env="C", readers=(Role.PUSHER,)),
     }
     recording = record_stack(sample_settings(secrets=secrets, heads={}))

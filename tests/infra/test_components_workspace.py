@@ -15,7 +15,7 @@ from infra.check.validate import find_input_problems
 from infra.components.workspace import Workspace, WorkspaceArgs, pod_defaults
 from infra.export import export
 from infra.program import build
-from infra.settings.model import ClaimSettings, KubernetesSettings, NamespaceSettings, Settings
+from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings, StackSettings
 from infra.settings.read import InvalidSettings, find_problems
 from runtime.errors import InvalidValue
 
@@ -403,7 +403,7 @@ def test_label_that_kubernetes_does_not_take_is_refused() -> None:
 
 
 def record_cluster(slot_namespace: str | None) -> Recording:
-    cluster = KubernetesSettings(
+    cluster = KubernetesAccess(
         context="lab",
         cluster_identifier="lab",
         server="https://lab.example:6443",
@@ -413,7 +413,7 @@ def record_cluster(slot_namespace: str | None) -> Recording:
             "two": NamespaceSettings(quota=QUOTA, launchers=("User:bob", "User:both")),
         },
     )
-    settings = Settings(stack="lab", kubernetes={"lab": cluster})
+    settings = StackSettings(stack="lab", kubernetes={"lab": cluster})
     return record(lambda: export(build(settings)), stack="lab")
 
 
@@ -443,7 +443,7 @@ def test_namespaces_that_share_slots_let_the_others_launchers_write_them_and_see
 
 
 def test_slot_namespace_that_is_none_of_the_clusters_is_refused_with_the_nearest() -> None:
-    cluster = KubernetesSettings(
+    cluster = KubernetesAccess(
         context="lab",
         cluster_identifier="lab",
         server="https://lab.example:6443",

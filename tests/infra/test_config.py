@@ -16,17 +16,17 @@ from infra.settings.model import (
     KEYS,
     AccessSettings,
     AlertSettings,
-    Capacity,
     ClaimSettings,
     HeadSettings,
     NamespaceSettings,
     NetworkSettings,
-    PoolSettings,
     QueueSettings,
     RecordsSettings,
     Role,
     SecretSettings,
-    Settings,
+    StackSettings,
+    TpuCapacity,
+    TpuPoolSettings,
 )
 from infra.settings.read import InvalidSettings, ensure_valid, find_problems, parse_settings, settings_from
 from runtime.schema import Problem
@@ -93,14 +93,16 @@ def find_paths(values: Mapping[str, Any]) -> list[str]:
 def test_good_settings_are_read_into_their_types() -> None:
     assert parse_settings(
         "west", {"project": "my-lab", "region": "us-west4", "queues": {"a": {"ack_deadline_s": 30}}}
-    ) == (Settings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings(ack_deadline_s=30)}))
+    ) == (
+        StackSettings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings(ack_deadline_s=30)})
+    )
 
 
 def test_settings_with_every_part_have_no_problem_and_keep_all_of_it() -> None:
     read = parse_settings("west", GOOD)
 
-    assert read.heads["main"].pools["v5e"] == PoolSettings(
-        accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite", capacity=Capacity.PREEMPTIBLE
+    assert read.heads["main"].pools["v5e"] == TpuPoolSettings(
+        accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite", capacity=TpuCapacity.PREEMPTIBLE
     )
     assert read.secrets["hf-token"] == SecretSettings(env="HF_TOKEN", readers=(Role.WORKER,))
     assert read.kubernetes["lab"].namespaces["train"] == NamespaceSettings(
@@ -127,7 +129,7 @@ def test_quoted_numbers_and_booleans_read_like_bare_ones() -> None:
 def test_empty_text_and_empty_entry_are_the_defaults() -> None:
     read = parse_settings("west", {"project": "my-lab", "region": "us-west4", "zone": "", "queues": {"a": None}})
 
-    assert read == Settings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings()})
+    assert read == StackSettings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings()})
 
 
 EMPTY = [
@@ -865,7 +867,7 @@ def test_machine_type_that_an_override_names_is_accepted(machine_type: str) -> N
 def test_capacity_that_ray_passes_on_is_accepted(capacity: str) -> None:
     read = parse_settings("west", changed("heads/main/pools/v5e/capacity", capacity))
 
-    assert read.heads["main"].pools["v5e"].capacity == Capacity(capacity)
+    assert read.heads["main"].pools["v5e"].capacity == TpuCapacity(capacity)
 
 
 def test_image_digest_of_zeros_is_accepted_because_the_head_waits_for_the_image() -> None:
@@ -925,14 +927,14 @@ def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
     config |= {f"research-runtime:{key}": "" for key in ("project", "region", "zone", "impersonate", "kms_key")}
     config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false"}
 
-    assert settings_from("empty", config) == Settings(stack="empty")
+    assert settings_from("empty", config) == StackSettings(stack="empty")
 
 
 def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
     from infra.settings.read import read_settings
 
     good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}
-    seen: list[Settings] = []
+    seen: list[StackSettings] = []
 
     record(lambda: seen.append(read_settings()), stack="west", config=good | CLOSED_DOOR)
     with pytest.raises(InvalidSettings) as invalid:
@@ -957,7 +959,9 @@ def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> 
         (AlertSettings(emails=("x",)), ["queues.a.emails[0]"]),
         (AlertSettings(emails="ops@example.com"), ["queues.a.emails"]),  # type: ignore[arg-type]
         (
-            HeadSettings(image=IMAGE, pools={"p": PoolSettings(accelerator="v4-16", runtime_version="tpu-vm-v4-base")}),
+            HeadSettings(
+                image=IMAGE, pools={"p": TpuPoolSettings(accelerator="v4-16", runtime_version="tpu-vm-v4-base")}
+            ),
             ["queues.a.pools.p.accelerator"],
         ),
         (HeadSettings(image=IMAGE, pools={"p": 5}), ["queues.a.pools.p"]),  # type: ignore[dict-item]

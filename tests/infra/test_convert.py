@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from infra.settings.model import NAMESPACE, Settings
+from infra.settings.model import NAMESPACE, StackSettings
 from infra.settings.read import parse_settings
 from runtime.clusters.convert.cluster import convert_cluster, render
 from runtime.jobs.spec_file import load_yaml
@@ -13,7 +13,7 @@ from tests.cluster_files import LAB, SMALL
 from tests.infra.test_components_together import record_stack
 
 
-def settings_of(text: str) -> Settings:
+def settings_of(text: str) -> StackSettings:
     config = yaml.safe_load(render(convert_cluster(load_yaml(text))))["config"]
     prefix = f"{NAMESPACE}:"
     return parse_settings("lab", {key.removeprefix(prefix): each for key, each in config.items() if prefix in key})

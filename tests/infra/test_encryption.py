@@ -16,10 +16,10 @@ from infra.check.recording import record as record_program
 from infra.components.ci_identity import PERMISSIONS, READS
 from infra.components.key import ROLE
 from infra.gcp.outputs import compute
-from infra.policy.base import Bounds
+from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rule
 from infra.program import build
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from infra.settings.read import parse_settings
 from tests.infra.conftest import Project, checked, recorded
 from tests.infra.test_config import GOOD, find_paths, problems_of
@@ -38,7 +38,7 @@ def values(**changes: Any) -> dict[str, Any]:
     return GOOD | {"kms_key": KEY, "secrets": {"hf-token": TOKEN}} | changes
 
 
-def read(**changes: Any) -> Settings:
+def read(**changes: Any) -> StackSettings:
     return parse_settings("west", values(**changes))
 
 
@@ -326,7 +326,7 @@ def key_grant(member: str | None, key: str = KEY) -> Callable[[Lab], None]:
 
 
 def found(rule: str, program: Callable[[Lab], None], keys: frozenset[str] | None = frozenset({KEY})) -> list[str]:
-    return [each.message for each in apply_rule(rule, run_lab(program).resources, Bounds(keys=keys))]
+    return [each.message for each in apply_rule(rule, run_lab(program).resources, StackBounds(keys=keys))]
 
 
 AGENT = "serviceAccount:service-12@gcp-sa-pubsub.iam.gserviceaccount.com"
@@ -373,6 +373,6 @@ def test_decrypter_alone_is_no_role_of_a_key() -> None:
 
     resources = run_lab(program).resources
 
-    assert [each.rule for each in apply_rule("allowed-roles", resources, Bounds(keys=frozenset({KEY})))] == [
+    assert [each.rule for each in apply_rule("allowed-roles", resources, StackBounds(keys=frozenset({KEY})))] == [
         "allowed-roles"
     ]

@@ -13,8 +13,16 @@ from typing import Any, cast
 import pytest
 
 from infra.check.command import render_steps
-from infra.check.plan import REPLACING, Action, Step, changes, differing_paths, path_parts, plan
-from infra.check.recording import UNKNOWN, Recording, Registration, Secret, Unknown, decode_recording, encode_recording
+from infra.check.plan import REPLACING, Action, PlanStep, changes, differing_paths, path_parts, plan
+from infra.check.recording import (
+    UNKNOWN,
+    Recording,
+    Registration,
+    SecretValue,
+    UnknownValue,
+    decode_recording,
+    encode_recording,
+)
 from infra.check.validate import fields_of, find_args_class
 from runtime.schema import join
 from tests.engine.google_plugin import KINDS, GooglePlugin
@@ -38,7 +46,7 @@ def recording_of(*resources: Registration) -> Recording:
     return Recording(stack="dev", resources=resources, outputs={})
 
 
-def step(old: Registration | None, new: Registration | None) -> Step:
+def step(old: Registration | None, new: Registration | None) -> PlanStep:
     before, now = (recording_of(*([each] if each else [])) for each in (old, new))
     (only,) = plan(before, now)
     return only
@@ -46,7 +54,9 @@ def step(old: Registration | None, new: Registration | None) -> Step:
 
 def test_plan_same_inputs_is_same() -> None:
     topic = sample(inputs={"name": "t", "labels": {"a": UNKNOWN}})
-    assert step(topic, dataclasses.replace(topic, protect=True)) == Step(action=Action.SAME, urn=topic.urn, type=TOPIC)
+    assert step(topic, dataclasses.replace(topic, protect=True)) == PlanStep(
+        action=Action.SAME, urn=topic.urn, type=TOPIC
+    )
 
 
 def test_plan_new_resource_is_created_and_one_with_an_id_is_imported() -> None:
@@ -56,12 +66,12 @@ def test_plan_new_resource_is_created_and_one_with_an_id_is_imported() -> None:
 
 def test_plan_changed_input_is_updated_in_place() -> None:
     old, new = sample(inputs={"labels": {"a": "1", "b": "2"}}), sample(inputs={"labels": {"a": "1", "b": "3"}})
-    assert step(old, new) == Step(action=Action.UPDATE, urn=old.urn, type=TOPIC, changed=("labels.b",))
+    assert step(old, new) == PlanStep(action=Action.UPDATE, urn=old.urn, type=TOPIC, changed=("labels.b",))
 
 
 def test_plan_changed_name_is_replaced() -> None:
     old, new = sample(inputs={"name": "a"}), sample(inputs={"name": "b"}, delete_before_replace=True)
-    assert step(old, new) == Step(
+    assert step(old, new) == PlanStep(
         action=Action.REPLACE, urn=old.urn, type=TOPIC, changed=("name",), replacing=("name",), delete_first=True
     )
 
@@ -132,7 +142,7 @@ def test_plan_replace_on_changes_makes_an_update_a_replacement() -> None:
 
 def test_plan_alias_finds_what_was_renamed() -> None:
     old, new = sample(name="old"), sample(name="new", aliases=(urn(TOPIC, "old"),))
-    assert step(old, new) == Step(action=Action.SAME, urn=new.urn, type=TOPIC, was=old.urn)
+    assert step(old, new) == PlanStep(action=Action.SAME, urn=new.urn, type=TOPIC, was=old.urn)
 
 
 def test_plan_rename_without_alias_makes_one_and_deletes_the_other() -> None:
@@ -193,8 +203,8 @@ def test_plan_deletes_last_and_dependents_first() -> None:
         ({"a": [1]}, {"a": {"0": 1}}, ["a"]),
         ({"a": "x"}, {"a": UNKNOWN}, ["a"]),
         ({"a": UNKNOWN}, {"a": UNKNOWN}, []),
-        ({"a": Secret("x")}, {"a": Secret("x")}, []),
-        ({"a": Secret("x")}, {"a": "x"}, ["a"]),
+        ({"a": SecretValue("x")}, {"a": SecretValue("x")}, []),
+        ({"a": SecretValue("x")}, {"a": "x"}, ["a"]),
         ({"a": {"b.c": 1}}, {"a": {"b.c": 2}}, ['a["b.c"]']),
     ],
 )
@@ -344,7 +354,7 @@ SAME_IN_BOTH = {"gcp:monitoring/notificationChannel:NotificationChannel", "gcp:c
 
 def with_one_other(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each path with a known value, and a copy of everything with another value there."""
-    if isinstance(value, Unknown | Secret):
+    if isinstance(value, UnknownValue | SecretValue):
         return
     if not isinstance(value, Mapping | list):
         yield path, "another"

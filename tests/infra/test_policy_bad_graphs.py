@@ -9,12 +9,12 @@ import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 import pytest
 
-from infra.policy.base import Bounds
+from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules
 from tests.infra.test_policy_pack import Pack, as_asked, pack  # noqa: F401
 from tests.infra.test_policy_rules import LABELS, Lab, Program, run
 
-BOUNDS = Bounds(
+BOUNDS = StackBounds(
     project="my-lab",
     people=frozenset({"group:lab@example.com"}),
     cidrs=frozenset({"10.64.0.0/20"}),

@@ -32,9 +32,9 @@ from pulumi_policy import (
 from pulumi_policy.deserialize import SPECIAL_SECRET_SIG, SPECIAL_SIG_KEY
 from pulumi_policy.proxy import UNKNOWN_OBJECT_VALUE, UNKNOWN_STRING_VALUE, unknown_checking_proxy
 
-from infra.check.recording import UNKNOWN, Recording, Registration, Secret, Unknown, record
+from infra.check.recording import UNKNOWN, Recording, Registration, SecretValue, UnknownValue, record
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
-from infra.policy.base import Bounds
+from infra.policy.base import StackBounds
 from infra.policy.crossguard import READER, as_registration, describe, policies, stack_bounds
 from infra.policy.rules import RULES, apply_rules
 from tests.infra.test_policy_rules import AGENT, BROKEN, KEPT, NEW, THERE, Lab, Program, run
@@ -132,9 +132,9 @@ def as_struct(values: Mapping[str, Any]) -> Struct:
 
 def _wire(value: Any) -> Any:
     match value:
-        case Unknown():
+        case UnknownValue():
             return UNKNOWN_STRING_VALUE
-        case Secret(value=inside):
+        case SecretValue(value=inside):
             return {SPECIAL_SIG_KEY: SPECIAL_SECRET_SIG, "value": _wire(inside)}
         case dict():
             return {key: _wire(item) for key, item in value.items()}
@@ -298,7 +298,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         "research-runtime:protect": "false",
     }
 
-    assert stack_bounds({"PULUMI_STACK": "dev", "PULUMI_CONFIG": json.dumps(config)}) == Bounds(
+    assert stack_bounds({"PULUMI_STACK": "dev", "PULUMI_CONFIG": json.dumps(config)}) == StackBounds(
         protect=False,
         regions=frozenset({"us-central1"}),
         storage_classes=frozenset(),
@@ -313,7 +313,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
 
 @pytest.mark.parametrize("config", ["", "{}", "not json", '{"research-runtime:quues": "{}"}'])
 def test_bounds_of_settings_that_the_program_refuses_anyway_are_none(config: str) -> None:
-    assert stack_bounds({"PULUMI_STACK": "dev", "PULUMI_CONFIG": config}) == Bounds()
+    assert stack_bounds({"PULUMI_STACK": "dev", "PULUMI_CONFIG": config}) == StackBounds()
 
 
 def test_pack_file_names_the_virtual_environment_of_the_project() -> None:

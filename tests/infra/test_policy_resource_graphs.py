@@ -10,12 +10,12 @@ import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 import pytest
 
-from infra.policy.base import Bounds
+from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rule
 from tests.infra.test_policy_bad_graphs import account, known_later
 from tests.infra.test_policy_rules import AGENT, DENY, LABELS, THERE, Lab, Program, found_by, group_grant, queue, run
 
-BOUNDS = Bounds(
+BOUNDS = StackBounds(
     project="my-lab",
     regions=frozenset({"us-west4"}),
     lenders=frozenset({"lender"}),

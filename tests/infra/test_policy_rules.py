@@ -12,11 +12,11 @@ import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 import pytest
 
-from infra.check.recording import UNKNOWN, Recording, Unknown, record
+from infra.check.recording import UNKNOWN, Recording, UnknownValue, record
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
 from infra.gcp.outputs import compute
 from infra.naming import labels
-from infra.policy.base import Bounds, Graph
+from infra.policy.base import Graph, StackBounds
 from infra.policy.grants import HEAD, PIPELINE
 from infra.policy.rules import RULES, Violation, apply_rule, apply_rules, bounds_of
 from infra.settings.read import parse_settings
@@ -138,8 +138,8 @@ class Lab:
 
 
 Program = Callable[[Lab], None]
-UNBOUNDED = Bounds()
-BOUNDED = Bounds(
+UNBOUNDED = StackBounds()
+BOUNDED = StackBounds(
     protect=False, regions=frozenset({"us-west4", "us-east1", "europe-west4"}), storage_classes=frozenset({"fast"})
 )
 DENY = {"pod_selector": {}, "policy_types": ["Ingress", "Egress"]}
@@ -156,7 +156,7 @@ def answered(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, A
     if type_ == "gcp:projects/iAMCustomRole:IAMCustomRole":
         return {"id": name, "name": f"projects/my-lab/roles/{inputs['roleId']}"}
     outputs = {"id": UNKNOWN, **compute(type_, name, inputs)}
-    return {key: f"{name}-{key}" if isinstance(value, Unknown) else value for key, value in outputs.items()}
+    return {key: f"{name}-{key}" if isinstance(value, UnknownValue) else value for key, value in outputs.items()}
 
 
 @cache
@@ -169,7 +169,7 @@ def run(program: Program, *, component: str = HEAD, day: str = NEW) -> Recording
     return replace(recording, resources=tuple(replace(each, inputs=each.outputs) for each in recording.resources))
 
 
-def found_by(rule: str, program: Program, bounds: Bounds = UNBOUNDED, **options: Any) -> list[tuple[str, str]]:
+def found_by(rule: str, program: Program, bounds: StackBounds = UNBOUNDED, **options: Any) -> list[tuple[str, str]]:
     """Return each resource's name with the rule's message."""
     recording = run(program, **options)
     return [(recording.get(each.urn).name, each.message) for each in apply_rule(rule, recording.resources, bounds)]
@@ -708,7 +708,7 @@ def test_every_rule_has_a_program_that_keeps_it_and_one_that_breaks_it() -> None
 
 
 def test_region_outside_of_the_bounds_is_refused() -> None:
-    bounds = Bounds(regions=frozenset({"us-west4"}))
+    bounds = StackBounds(regions=frozenset({"us-west4"}))
 
     assert found_by("regions", strays, bounds) == [
         ("lab-bucket", "is in `US-EAST1`, allowed are us-west4"),
@@ -718,7 +718,7 @@ def test_region_outside_of_the_bounds_is_refused() -> None:
 
 
 def test_copies_outside_of_the_bounds_are_refused() -> None:
-    bounds = Bounds(regions=frozenset({"us-west4", "us", "us-east1"}))
+    bounds = StackBounds(regions=frozenset({"us-west4", "us", "us-east1"}))
 
     assert found_by("regions", copies_elsewhere, bounds) == [
         ("lab-s", "is in `asia-east1`, allowed are us, us-east1, us-west4"),
@@ -738,7 +738,7 @@ def test_copies_outside_of_the_bounds_are_refused() -> None:
     ],
 )
 def test_image_of_a_project_that_the_stack_does_not_trust_is_refused(image: str, count: int) -> None:
-    bounds = Bounds(image_projects=frozenset({"debian-cloud", "my-lab"}))
+    bounds = StackBounds(image_projects=frozenset({"debian-cloud", "my-lab"}))
 
     found = found_by(
         "closed-instances", lambda lab: lab.instance(boot_disk={"initialize_params": {"image": image}}), bounds
@@ -749,7 +749,7 @@ def test_image_of_a_project_that_the_stack_does_not_trust_is_refused(image: str,
 
 
 def test_snapshots_outside_of_the_bounds_are_refused() -> None:
-    bounds = Bounds(regions=frozenset({"us-west4"}))
+    bounds = StackBounds(regions=frozenset({"us-west4"}))
 
     assert found_by("snapshots-only", lambda lab: schedule(lab, storage_locations="asia"), bounds) == [
         ("lab-schedule", "keeps snapshots in `asia`, allowed are us-west4")
@@ -757,7 +757,7 @@ def test_snapshots_outside_of_the_bounds_are_refused() -> None:
 
 
 def test_storage_class_outside_of_the_bounds_is_refused() -> None:
-    bounds = Bounds(storage_classes=frozenset({"slow"}), max_claim="1Ti")
+    bounds = StackBounds(storage_classes=frozenset({"slow"}), max_claim="1Ti")
 
     assert found_by("claims", lambda lab: lab.claim("2Ti", "fast"), bounds) == [
         ("lab-claim", "asks for 2Ti, allowed is at most 1Ti"),
@@ -775,7 +775,7 @@ def test_storage_class_outside_of_the_bounds_is_refused() -> None:
     ],
 )
 def test_protection_follows_what_the_stack_says(protect: bool | None, program: Program, names: list[str]) -> None:
-    assert [name for name, _ in found_by("protected", program, Bounds(protect=protect))] == names
+    assert [name for name, _ in found_by("protected", program, StackBounds(protect=protect))] == names
 
 
 @pytest.mark.parametrize(
@@ -843,7 +843,7 @@ def test_bounds_are_what_the_settings_say() -> None:
         "records": {"location": "EU"},
     }
 
-    assert bounds_of(parse_settings("west", values)) == Bounds(
+    assert bounds_of(parse_settings("west", values)) == StackBounds(
         protect=True,
         regions=frozenset({"us-west4", "us-east1", "eu"}),
         storage_classes=frozenset(),

@@ -13,9 +13,9 @@ import pytest
 from infra.cli import main
 from infra.preflight import command as subject
 from infra.preflight.command import load_settings, preflight
-from infra.preflight.findings import Finding, Level
+from infra.preflight.findings import Level, PreflightFinding
 from infra.preflight.names import list_wanted
-from infra.settings.model import HeadSettings, NetworkSettings, Settings
+from infra.settings.model import HeadSettings, NetworkSettings, StackSettings
 from runtime.errors import UnknownName
 from runtime.stack.google_api import GoogleApi
 from tests.fakes.google import GoogleServer
@@ -28,12 +28,12 @@ NEWER = "projects/debian-cloud/global/images/debian-12-bookworm-v20261110"
 
 
 @pytest.fixture(scope="module")
-def marin() -> Settings:
+def marin() -> StackSettings:
     return load_settings("marin-us-west4", ROOT)
 
 
 @pytest.fixture(scope="module")
-def central() -> Settings:
+def central() -> StackSettings:
     """A stack with its own pipeline identity, repositories and secrets."""
     return load_settings("marin-us-central2", ROOT)
 
@@ -86,16 +86,16 @@ def tpu_quota(server: GoogleServer, metric: str, zone: str, limit: int) -> dict[
     }
 
 
-def look(google: GoogleServer, settings: Settings) -> list[Finding]:
+def look(google: GoogleServer, settings: StackSettings) -> list[PreflightFinding]:
     with GoogleApi(server=google.url, again=False) as api:
         return list(preflight(settings, api))
 
 
-def troubles(findings: list[Finding]) -> dict[str, tuple[str, str]]:
+def troubles(findings: list[PreflightFinding]) -> dict[str, tuple[str, str]]:
     return {each.check: (each.level.value, each.message) for each in findings if each.level is not Level.OK}
 
 
-def test_project_in_which_all_can_be_made_has_no_trouble(google: GoogleServer, marin: Settings) -> None:
+def test_project_in_which_all_can_be_made_has_no_trouble(google: GoogleServer, marin: StackSettings) -> None:
     findings = look(google, marin)
 
     assert troubles(findings) == {}
@@ -106,13 +106,13 @@ def test_project_in_which_all_can_be_made_has_no_trouble(google: GoogleServer, m
     ]
 
 
-def test_nothing_is_written(google: GoogleServer, central: Settings) -> None:
+def test_nothing_is_written(google: GoogleServer, central: StackSettings) -> None:
     look(google, central)
 
     assert {request.method for request in google.log} == {"GET"}
 
 
-def test_stack_with_a_pipeline_and_its_own_stores_has_no_trouble(google: GoogleServer, central: Settings) -> None:
+def test_stack_with_a_pipeline_and_its_own_stores_has_no_trouble(google: GoogleServer, central: StackSettings) -> None:
     google.resources = {name: each for name, each in google.resources.items() if "repositories" not in name}
     google.resources = {name: each for name, each in google.resources.items() if "secrets" not in name}
 
@@ -155,7 +155,7 @@ def test_every_name_that_the_program_takes_is_looked_up(stack: str) -> None:
 # names
 
 
-def test_names_of_an_earlier_up_are_this_stacks_own(google: GoogleServer, marin: Settings) -> None:
+def test_names_of_an_earlier_up_are_this_stacks_own(google: GoogleServer, marin: StackSettings) -> None:
     own = {"labels": {"managed-by": "research-runtime", "stack": "marin-us-west4"}}
     bucket = "hai-gcp-models-marin-us-west4-records"
     google.put(f"b/{bucket}", name=bucket, **own)
@@ -174,7 +174,7 @@ def test_names_of_an_earlier_up_are_this_stacks_own(google: GoogleServer, marin:
     assert [each.message for each in findings if each.check == "names"] == ["6 of 9 are free"]
 
 
-def test_name_of_another_stack_fails(google: GoogleServer, marin: Settings) -> None:
+def test_name_of_another_stack_fails(google: GoogleServer, marin: StackSettings) -> None:
     bucket = "hai-gcp-models-marin-us-west4-records"
     google.put(f"b/{bucket}", name=bucket, labels={"managed-by": "research-runtime", "stack": "dev"})
 
@@ -183,7 +183,7 @@ def test_name_of_another_stack_fails(google: GoogleServer, marin: Settings) -> N
     }
 
 
-def test_bucket_of_another_project_fails_with_the_setting_to_change(google: GoogleServer, marin: Settings) -> None:
+def test_bucket_of_another_project_fails_with_the_setting_to_change(google: GoogleServer, marin: StackSettings) -> None:
     bucket = "hai-gcp-models-marin-us-west4-records"
     google.foreign.add(f"b/{bucket}")
 
@@ -193,7 +193,7 @@ def test_bucket_of_another_project_fails_with_the_setting_to_change(google: Goog
     assert finding.fix == "set `records.bucket` to another name"
 
 
-def test_name_of_nobody_is_a_warning_and_adopted_where_that_is_set(google: GoogleServer, marin: Settings) -> None:
+def test_name_of_nobody_is_a_warning_and_adopted_where_that_is_set(google: GoogleServer, marin: StackSettings) -> None:
     bucket = "hai-gcp-models-marin-us-west4-records"
     google.put(f"b/{bucket}", name=bucket)
 
@@ -208,7 +208,7 @@ def test_name_of_nobody_is_a_warning_and_adopted_where_that_is_set(google: Googl
     ]
 
 
-def test_soft_deleted_names_fail_unless_they_are_adopted(google: GoogleServer, central: Settings) -> None:
+def test_soft_deleted_names_fail_unless_they_are_adopted(google: GoogleServer, central: StackSettings) -> None:
     role = "projects/hai-gcp-models/roles/marin_us_central2_deployer"
     pool = "projects/hai-gcp-models/locations/global/workloadIdentityPools/marin-us-central2-ci"
     google.put(role, name=role, deleted=True)
@@ -221,7 +221,7 @@ def test_soft_deleted_names_fail_unless_they_are_adopted(google: GoogleServer, c
     assert {each.level.value for each in adopted if "soft-deleted" in each.message} == {"ok"}
 
 
-def test_deleted_bucket_can_be_had_back(google: GoogleServer, marin: Settings) -> None:
+def test_deleted_bucket_can_be_had_back(google: GoogleServer, marin: StackSettings) -> None:
     bucket = "hai-gcp-models-marin-us-west4-records"
     google.deleted_buckets[bucket] = {"generation": "7", "hardDeleteTime": "2026-11-28T00:00:00Z"}
     google.deleted_buckets[f"{bucket}-old"] = {"generation": "8"}
@@ -235,7 +235,9 @@ def test_deleted_bucket_can_be_had_back(google: GoogleServer, marin: Settings) -
     assert f"gs://{bucket}#7" in (finding.fix or "")
 
 
-def test_what_another_stack_has_to_make_first_fails_until_it_is_there(google: GoogleServer, marin: Settings) -> None:
+def test_what_another_stack_has_to_make_first_fails_until_it_is_there(
+    google: GoogleServer, marin: StackSettings
+) -> None:
     del google.resources["projects/hai-gcp-models/locations/us-west4/repositories/marin"]
     del google.resources["projects/hai-gcp-models/secrets/marin-us-central2-hf-token"]
 
@@ -246,7 +248,7 @@ def test_what_another_stack_has_to_make_first_fails_until_it_is_there(google: Go
 
 
 def test_firewalls_that_the_owner_of_a_shared_network_has_not_made_fail_with_the_way_to_the_commands(
-    google: GoogleServer, marin: Settings
+    google: GoogleServer, marin: StackSettings
 ) -> None:
     subnet = "projects/net-host/regions/us-west4/subnetworks/shared"
     google.put(subnet, name="shared")
@@ -268,7 +270,7 @@ def test_firewalls_that_the_owner_of_a_shared_network_has_not_made_fail_with_the
 # project, APIs, quotas
 
 
-def test_project_that_is_not_there_or_deleted_fails(google: GoogleServer, marin: Settings) -> None:
+def test_project_that_is_not_there_or_deleted_fails(google: GoogleServer, marin: StackSettings) -> None:
     where = "projects/hai-gcp-models"
     google.resources[where]["state"] = "DELETE_REQUESTED"
     deleted = troubles(look(google, marin))["project"]
@@ -280,7 +282,7 @@ def test_project_that_is_not_there_or_deleted_fails(google: GoogleServer, marin:
 
 
 def test_apis_that_up_enables_are_no_trouble_and_those_it_needs_itself_are(
-    google: GoogleServer, marin: Settings
+    google: GoogleServer, marin: StackSettings
 ) -> None:
     google.services = {"tpu.googleapis.com": False}
     off = next(each for each in look(google, marin) if each.check == "apis")
@@ -295,7 +297,7 @@ def test_apis_that_up_enables_are_no_trouble_and_those_it_needs_itself_are(
     )
 
 
-def test_quota_that_is_used_up_is_a_warning(google: GoogleServer, marin: Settings) -> None:
+def test_quota_that_is_used_up_is_a_warning(google: GoogleServer, marin: StackSettings) -> None:
     google.resources["projects/hai-gcp-models/regions/us-west4"]["quotas"][0]["usage"] = 20.0
 
     assert troubles(look(google, marin)) == {
@@ -312,7 +314,7 @@ def test_quota_that_is_used_up_is_a_warning(google: GoogleServer, marin: Setting
     ],
 )
 def test_tpu_quota_is_compared_with_the_pool(
-    google: GoogleServer, marin: Settings, limit: int, level: str, text: str
+    google: GoogleServer, marin: StackSettings, limit: int, level: str, text: str
 ) -> None:
     path = "projects/hai-gcp-models/services/tpu.googleapis.com/consumerQuotaMetrics"
     google.lists[path] = [tpu_quota(google, "v5s-litepod-preemptible", ZONE, limit)]
@@ -322,7 +324,7 @@ def test_tpu_quota_is_compared_with_the_pool(
     assert found == ({} if level == "ok" else {"quota main.v5e": (level, text)})
 
 
-def test_quota_of_another_kind_or_family_is_not_taken(google: GoogleServer, marin: Settings) -> None:
+def test_quota_of_another_kind_or_family_is_not_taken(google: GoogleServer, marin: StackSettings) -> None:
     path = "projects/hai-gcp-models/services/tpu.googleapis.com/consumerQuotaMetrics"
     google.lists[path] = [
         tpu_quota(google, metric, ZONE, 9_999) for metric in ("v5s-litepod", "v5s-litepod-reserved", "v5p-preemptible")
@@ -333,7 +335,7 @@ def test_quota_of_another_kind_or_family_is_not_taken(google: GoogleServer, mari
     }
 
 
-def test_many_service_accounts_are_a_warning(google: GoogleServer, marin: Settings) -> None:
+def test_many_service_accounts_are_a_warning(google: GoogleServer, marin: StackSettings) -> None:
     google.lists["projects/hai-gcp-models/serviceAccounts"] = [{"name": str(number)} for number in range(98)]
 
     assert list(troubles(look(google, marin))) == ["quota service accounts"]
@@ -343,7 +345,7 @@ def test_many_service_accounts_are_a_warning(google: GoogleServer, marin: Settin
 
 
 def test_zone_hardware_and_software_that_the_project_does_not_see_fail_with_what_it_sees(
-    google: GoogleServer, marin: Settings
+    google: GoogleServer, marin: StackSettings
 ) -> None:
     where = "projects/hai-gcp-models"
     del google.resources[f"{where}/zones/{ZONE}"]
@@ -366,22 +368,22 @@ def test_zone_hardware_and_software_that_the_project_does_not_see_fail_with_what
 # machines and boot images
 
 
-def head_findings(google: GoogleServer, settings: Settings) -> list[tuple[str, str, str | None]]:
+def head_findings(google: GoogleServer, settings: StackSettings) -> list[tuple[str, str, str | None]]:
     return [(each.level.value, each.message, each.fix) for each in look(google, settings) if each.check == "head main"]
 
 
-def with_head(settings: Settings, **changes: Any) -> Settings:
+def with_head(settings: StackSettings, **changes: Any) -> StackSettings:
     return replace(settings, heads={"main": replace(settings.heads["main"], **changes)})
 
 
-def test_machine_type_and_boot_image_that_are_there_are_ok(google: GoogleServer, marin: Settings) -> None:
+def test_machine_type_and_boot_image_that_are_there_are_ok(google: GoogleServer, marin: StackSettings) -> None:
     assert head_findings(google, marin) == [
         ("ok", "machine type n2-standard-8 is there", None),
         ("ok", f"boot image {BOOT_IMAGE.rpartition('/')[2]} is there", None),
     ]
 
 
-def test_machine_type_that_the_zone_lacks_fails_with_what_it_has(google: GoogleServer, marin: Settings) -> None:
+def test_machine_type_that_the_zone_lacks_fails_with_what_it_has(google: GoogleServer, marin: StackSettings) -> None:
     google.lists[f"projects/hai-gcp-models/zones/{ZONE}/machineTypes"] = [
         {"name": name} for name in ("n2-standard-8", "c3-standard-8", "e2-medium")
     ]
@@ -395,7 +397,7 @@ def test_machine_type_that_the_zone_lacks_fails_with_what_it_has(google: GoogleS
     )
 
 
-def test_boot_image_that_is_not_there_fails_with_the_list(google: GoogleServer, marin: Settings) -> None:
+def test_boot_image_that_is_not_there_fails_with_the_list(google: GoogleServer, marin: StackSettings) -> None:
     del google.resources[BOOT_IMAGE]
 
     assert head_findings(google, marin)[1:] == [
@@ -409,7 +411,7 @@ def test_boot_image_that_is_not_there_fails_with_the_list(google: GoogleServer, 
 
 @pytest.mark.parametrize(("state", "level"), [("DEPRECATED", "warn"), ("OBSOLETE", "fail"), ("DELETED", "fail")])
 def test_boot_image_that_google_gives_up_is_found_with_its_successor(
-    google: GoogleServer, marin: Settings, state: str, level: str
+    google: GoogleServer, marin: StackSettings, state: str, level: str
 ) -> None:
     google.resources[BOOT_IMAGE]["deprecated"] = {
         "state": state,
@@ -422,7 +424,7 @@ def test_boot_image_that_google_gives_up_is_found_with_its_successor(
     assert state.lower() in found[1]
 
 
-def test_machine_type_that_google_gives_up_is_found(google: GoogleServer, marin: Settings) -> None:
+def test_machine_type_that_google_gives_up_is_found(google: GoogleServer, marin: StackSettings) -> None:
     where = f"projects/hai-gcp-models/zones/{ZONE}/machineTypes/n2-standard-8"
     google.resources[where]["deprecated"] = {"state": "DEPRECATED"}
 
@@ -431,7 +433,7 @@ def test_machine_type_that_google_gives_up_is_found(google: GoogleServer, marin:
 
 @pytest.mark.parametrize("machine_says", [True, False])
 def test_boot_image_of_another_architecture_than_the_machine_fails(
-    google: GoogleServer, marin: Settings, *, machine_says: bool
+    google: GoogleServer, marin: StackSettings, *, machine_says: bool
 ) -> None:
     google.resources[BOOT_IMAGE]["architecture"] = "ARM64"
     if not machine_says:
@@ -442,7 +444,7 @@ def test_boot_image_of_another_architecture_than_the_machine_fails(
     ]
 
 
-def test_boot_image_larger_than_the_disk_fails_with_the_size(google: GoogleServer, marin: Settings) -> None:
+def test_boot_image_larger_than_the_disk_fails_with_the_size(google: GoogleServer, marin: StackSettings) -> None:
     google.resources[BOOT_IMAGE]["diskSizeGb"] = "300"
 
     assert head_findings(google, marin)[2:] == [
@@ -450,7 +452,9 @@ def test_boot_image_larger_than_the_disk_fails_with_the_size(google: GoogleServe
     ]
 
 
-def test_disk_of_a_newer_family_counts_against_the_quota_of_hyperdisks(google: GoogleServer, marin: Settings) -> None:
+def test_disk_of_a_newer_family_counts_against_the_quota_of_hyperdisks(
+    google: GoogleServer, marin: StackSettings
+) -> None:
     quotas = google.resources["projects/hai-gcp-models/regions/us-west4"]["quotas"]
     quotas.append({"metric": "HDB_TOTAL_GB", "limit": 100.0})
     where = f"projects/hai-gcp-models/zones/{ZONE}/machineTypes"
@@ -500,7 +504,7 @@ ON_CONDITION = {"rules": [{"denyAll": True, "condition": {"expression": "resourc
     ],
 )
 def test_organisation_policy_is_judged_by_what_the_stack_does(
-    google: GoogleServer, central: Settings, constraint: str, spec: dict[str, Any], level: str
+    google: GoogleServer, central: StackSettings, constraint: str, spec: dict[str, Any], level: str
 ) -> None:
     google.org_policies[constraint] = spec
 
@@ -523,7 +527,7 @@ def test_policies_that_do_not_concern_the_stack_are_not_asked(google: GoogleServ
 
 
 def test_what_this_identity_may_not_ask_is_a_warning_and_the_rest_goes_on(
-    google: GoogleServer, marin: Settings
+    google: GoogleServer, marin: StackSettings
 ) -> None:
     google.deny("orgpolicy.*", "orgpolicy.policy.get")
     google.deny("serviceusage.*", "serviceusage.quotas.get")
@@ -538,7 +542,7 @@ def test_what_this_identity_may_not_ask_is_a_warning_and_the_rest_goes_on(
 
 
 def test_api_that_is_off_takes_no_names_and_is_a_warning_where_more_was_asked(
-    google: GoogleServer, marin: Settings
+    google: GoogleServer, marin: StackSettings
 ) -> None:
     google.disable_api("tpu", "Cloud TPU")
     google.disable_api("secretmanager", "Secret Manager")
@@ -551,7 +555,7 @@ def test_api_that_is_off_takes_no_names_and_is_a_warning_where_more_was_asked(
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_service_that_fails_is_a_finding_and_the_rest_goes_on(
-    google: GoogleServer, marin: Settings, status: int
+    google: GoogleServer, marin: StackSettings, status: int
 ) -> None:
     google.fail("compute.*", status, "UNAVAILABLE", "try later")
 
@@ -560,7 +564,7 @@ def test_service_that_fails_is_a_finding_and_the_rest_goes_on(
     assert (found["zones"], found["quotas"], found["pool main.v5e"]) == ("fail", "fail", "ok")
 
 
-def test_without_network_two_questions_are_enough(marin: Settings) -> None:
+def test_without_network_two_questions_are_enough(marin: StackSettings) -> None:
     gone = GoogleServer()
     gone._server.server_close()
 
@@ -573,7 +577,7 @@ def test_without_network_two_questions_are_enough(marin: Settings) -> None:
     ]
 
 
-def test_every_finding_that_is_not_ok_has_a_fix(google: GoogleServer, central: Settings) -> None:
+def test_every_finding_that_is_not_ok_has_a_fix(google: GoogleServer, central: StackSettings) -> None:
     google.resources = {"projects/hai-gcp-models": google.resources["projects/hai-gcp-models"]}
     google.lists.clear()
     google.org_policies = {"gcp.resourceLocations": DENY}

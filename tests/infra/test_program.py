@@ -17,7 +17,7 @@ import pulumi
 import pytest
 
 from infra.check.check import leaks_in, shown
-from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, SecretValue, UnknownValue, record
 from infra.gcp.outputs import compute
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import load_stack_config
@@ -58,7 +58,7 @@ def test_contract_of_stack_with_its_unknowns_filled_goes_round(recording: Record
 
 
 def _filled(value: Any) -> Any:
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return "10.64.0.2"
     if isinstance(value, Mapping):
         return {key: _filled(item) for key, item in value.items()}
@@ -132,13 +132,13 @@ def _records_in(hint: Any) -> Iterator[type]:
 
 def test_outputs_of_stack_hold_no_secret_and_nothing_named_like_one(recording: Recording) -> None:
     assert list(leaks_in(recording.outputs)) == []
-    assert list(leaks_in(recording.outputs | {"contract_token": "x", "s": Secret("y")})) != []
+    assert list(leaks_in(recording.outputs | {"contract_token": "x", "s": SecretValue("y")})) != []
 
 
 def test_no_input_of_stack_is_a_secret_value(recording: Recording) -> None:
     """No value that needs hiding enters the program, so none enters the state."""
     assert [each.urn for each in recording.resources if _has_secret(each.inputs)] == []
-    assert _has_secret({"a": [{"b": Secret("x")}]})
+    assert _has_secret({"a": [{"b": SecretValue("x")}]})
 
 
 def _has_secret(value: Any) -> bool:
@@ -146,7 +146,7 @@ def _has_secret(value: Any) -> bool:
         return any(_has_secret(item) for item in value.values())
     if isinstance(value, list):
         return any(_has_secret(item) for item in value)
-    return isinstance(value, Secret)
+    return isinstance(value, SecretValue)
 
 
 def test_policies_hold_for_stack(stack: str, recording: Recording) -> None:
@@ -227,7 +227,7 @@ def _as_after_up(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[st
 
 
 def _made_up(key: str, value: Any) -> Any:
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         return "serviceAccount:agent@gcp-sa-x.iam.gserviceaccount.com" if key == "member" else f"made-{key}"
     if isinstance(value, Mapping):
         return {name: _made_up(name, item) for name, item in value.items()}

@@ -10,7 +10,15 @@ import pytest
 from pulumi.runtime import settings as engine
 from pulumi_gcp import Provider, organizations, pubsub
 
-from infra.check.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording, record
+from infra.check.recording import (
+    UNKNOWN,
+    Recording,
+    Registration,
+    SecretValue,
+    decode_recording,
+    encode_recording,
+    record,
+)
 from infra.gcp.outputs import compute
 from runtime.errors import RequestRefused
 
@@ -79,7 +87,7 @@ def test_record_exports_keep_secrets_unknowns_numbers_and_null() -> None:
         pulumi.export("all", values)
 
     assert record(program).outputs == {
-        "all": {"secret": Secret("s"), "id": UNKNOWN, "count": 3, "share": 0.5, "none": None}
+        "all": {"secret": SecretValue("s"), "id": UNKNOWN, "count": 3, "share": 0.5, "none": None}
     }
 
 
@@ -177,7 +185,7 @@ def test_encode_recording_delete_before_replace_false_is_not_none() -> None:
 
 def test_encode_recording_with_a_secret_is_refused_and_names_the_resource() -> None:
     recording = record(make_pair)
-    topic = dataclasses.replace(recording.resources[2], inputs={"name": Secret("hunter2")})
+    topic = dataclasses.replace(recording.resources[2], inputs={"name": SecretValue("hunter2")})
     with pytest.raises(RequestRefused) as refused:
         encode_recording(dataclasses.replace(recording, resources=(topic,)))
     assert topic.urn in refused.value.message

@@ -12,7 +12,7 @@ import yaml
 from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, chips_per_host, partial_url
-from infra.settings.model import Capacity
+from infra.settings.model import TpuCapacity
 from runtime.errors import InvalidValue
 from tests.fakes.google import Refusal, check_fields, read_document
 from tests.infra.render_support import SHAPES, V4, sample_cluster
@@ -130,14 +130,14 @@ def test_pool_with_cpus_hands_out_these() -> None:
 @pytest.mark.parametrize(
     ("capacity", "scheduling"),
     [
-        (Capacity.PREEMPTIBLE, {"preemptible": True}),
-        (Capacity.SPOT, {"spot": True}),
-        (Capacity.RESERVED, {"reserved": True, "reservationName": "r"}),
-        (Capacity.ON_DEMAND, None),
+        (TpuCapacity.PREEMPTIBLE, {"preemptible": True}),
+        (TpuCapacity.SPOT, {"spot": True}),
+        (TpuCapacity.RESERVED, {"reserved": True, "reservationName": "r"}),
+        (TpuCapacity.ON_DEMAND, None),
     ],
 )
-def test_capacity_is_what_google_is_asked_for(capacity: Capacity, scheduling: dict[str, Any] | None) -> None:
-    reservation = "r" if capacity is Capacity.RESERVED else None
+def test_capacity_is_what_google_is_asked_for(capacity: TpuCapacity, scheduling: dict[str, Any] | None) -> None:
+    reservation = "r" if capacity is TpuCapacity.RESERVED else None
     pool = dataclasses.replace(V4, capacity=capacity, reservation=reservation)
 
     config = fields_of(pools={"v4": pool})["available_node_types"]["v4"]["node_config"]

@@ -18,7 +18,7 @@ import pytest
 from infra.machine import head_agent as machine_module
 from infra.render import units
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import PORTS, Cluster, SecretReference
+from infra.render.cluster import PORTS, RayCluster, SecretReference
 from infra.render.startup import (
     METADATA_LIMIT_BYTES,
     head_metadata,
@@ -49,7 +49,7 @@ SCRIPTS = {
 }
 
 
-def metadata_of(cluster: Cluster) -> dict[str, str]:
+def metadata_of(cluster: RayCluster) -> dict[str, str]:
     rendered = render_autoscaler(cluster)
     return head_metadata(cluster, rendered, hashlib.sha256(rendered.encode()).hexdigest())
 

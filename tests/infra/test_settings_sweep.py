@@ -18,7 +18,7 @@ import yaml
 from infra.check.check import record_stack, report_on
 from infra.settings import model
 from infra.settings.files import StackConfig, as_text, load_stack_config
-from infra.settings.model import Settings
+from infra.settings.model import StackSettings
 from infra.settings.read import LONGEST, InvalidSettings, settings_from
 from runtime.schema import Problem, join, type_hints, without_none
 from tests.infra.conftest import ROOT
@@ -60,7 +60,7 @@ FULL: dict[str, Any] = {**copy.deepcopy(GOOD), **MORE}
 def walk(kind: Any, good: Any, path: str, place: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the path and the keys of every setting below `kind`, through the example `good`."""
     for name, hint in type_hints(kind).items():
-        if kind is Settings and name == "stack":
+        if kind is StackSettings and name == "stack":
             continue
         where, keys, bare = join(path, name), (*place, name), without_none(hint)
         yield where, keys
@@ -75,7 +75,7 @@ def walk(kind: Any, good: Any, path: str, place: tuple[Any, ...]) -> Iterator[tu
                     yield from walk(entry, value, join(where, key), (*keys, key))
 
 
-KEYS = dict(walk(Settings, FULL, "", ()))
+KEYS = dict(walk(StackSettings, FULL, "", ()))
 
 
 def spoil(keys: tuple[Any, ...], value: Any, good: Mapping[str, Any] = FULL) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_the_example_of_the_sweep_is_accepted_and_reaches_every_class() -> None:
 
 def _class_of(keys: tuple[Any, ...]) -> type | None:
     """Return the class that the last of the keys belongs to; None for an entry under a name."""
-    kind: Any = Settings
+    kind: Any = StackSettings
     for key in keys[:-1]:
         kind = without_none(type_hints(kind)[key]) if is_dataclass(kind) else typing.get_args(kind)[1]
     return kind if is_dataclass(kind) and isinstance(kind, type) else None

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.check.recording import Recording, Unknown, record
+from infra.check.recording import Recording, UnknownValue, record
 from infra.policy.base import PROJECT_GRANT
 from infra.policy.grants import PROJECT_ROLES
 from infra.policy.rules import apply_rules, bounds_of
 from infra.program import build
 from infra.render.cluster import cpus_per_host
 from infra.settings import model as config
-from infra.settings.model import KEYS, OPTIONAL_PARTS, Settings
+from infra.settings.model import KEYS, OPTIONAL_PARTS, StackSettings
 from infra.settings.read import InvalidSettings, settings_from
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def load(stack: str) -> dict[str, Any]:
     return loaded
 
 
-def settings_of(stack: str) -> Settings:
+def settings_of(stack: str) -> StackSettings:
     return settings_from(stack, load(stack)["config"])
 
 
@@ -116,7 +116,8 @@ def test_stack_file_read_after_the_engine_filled_in_its_defaults_is_the_same(sta
 def test_project_file_declares_every_key_with_a_default_that_changes_nothing() -> None:
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     meant = {
-        each.name: each.default_factory() if each.default is MISSING else each.default for each in fields(Settings)[1:]
+        each.name: each.default_factory() if each.default is MISSING else each.default
+        for each in fields(StackSettings)[1:]
     }  # type: ignore[misc]
 
     assert declared.keys() == KEYS
@@ -141,7 +142,7 @@ def test_every_exception_for_project_grants_is_needed_by_some_stack() -> None:
     for stack in STACKS:
         found = recording_of(stack)
         for grant in found.of_type(PROJECT_GRANT):
-            if not isinstance(grant.inputs["role"], Unknown):
+            if not isinstance(grant.inputs["role"], UnknownValue):
                 used.add((found.get(grant.parent or "").type, grant.inputs["role"]))
 
     assert set(PROJECT_ROLES) == used

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.check.recording import UNKNOWN, Recording, Secret
+from infra.check.recording import UNKNOWN, Recording, SecretValue
 from infra.check.validate import fields_of, find_args_class, find_input_problems
 from infra.gcp.values import COMMON, VALUES, bucket_name, member
 from runtime.schema import Problem
@@ -254,16 +254,16 @@ def test_validate_unknown_and_secret_are_accepted_anywhere() -> None:
     inputs = {
         "topic": UNKNOWN,
         "ackDeadlineSeconds": UNKNOWN,
-        "labels": {"a": UNKNOWN, "b": Secret("text")},
+        "labels": {"a": UNKNOWN, "b": SecretValue("text")},
         "deadLetterPolicy": UNKNOWN,
-        "retryPolicy": {"minimumBackoff": UNKNOWN, "maximumBackoff": Secret("10s")},
+        "retryPolicy": {"minimumBackoff": UNKNOWN, "maximumBackoff": SecretValue("10s")},
         "messageTransforms": [UNKNOWN],
     }
     assert problems(SUBSCRIPTION, inputs) == {}
 
 
 def test_validate_wrong_secret_is_found_and_not_shown() -> None:
-    found = find_input_problems(SUBSCRIPTION, {"topic": "t-1", "labels": Secret(["hunter2"])})
+    found = find_input_problems(SUBSCRIPTION, {"topic": "t-1", "labels": SecretValue(["hunter2"])})
     assert [each.path for each in found] == ["labels"]
     assert "hunter2" not in found[0].message
 

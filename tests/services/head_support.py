@@ -30,9 +30,9 @@ from typing import Any, Self
 from infra.machine.head_agent import digest
 from infra.render import units
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import HEAD_TYPE, Cluster
+from infra.render.cluster import HEAD_TYPE, RayCluster
 from infra.render.startup import head_metadata, render_contract
-from infra.settings.model import Capacity, PoolSettings
+from infra.settings.model import TpuCapacity, TpuPoolSettings
 from runtime.launchers.ray.resource_request import count_hosts
 from runtime.outputs import encode_outputs, parse_outputs
 from runtime.testing.launcher_bench import Bench, LauncherCase
@@ -52,8 +52,8 @@ _GONE = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING")
 _LOOK_S = 0.1
 
 
-def pool(accelerator: str = "v4-8", *, min: int = 0, max: int = 2, cpus: int = 2, **fields: Any) -> PoolSettings:
-    fields = {"capacity": Capacity.PREEMPTIBLE, **fields}
+def pool(accelerator: str = "v4-8", *, min: int = 0, max: int = 2, cpus: int = 2, **fields: Any) -> TpuPoolSettings:
+    fields = {"capacity": TpuCapacity.PREEMPTIBLE, **fields}
     return dataclasses.replace(V4, accelerator=accelerator, min=min, max=max, cpus=cpus, **fields)
 
 
@@ -68,13 +68,13 @@ class LabHead:
 
     def __init__(
         self,
-        pools: Mapping[str, PoolSettings],
+        pools: Mapping[str, TpuPoolSettings],
         *,
         idle_minutes: float = 10,
         budgets: Mapping[str, int] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.cluster: Cluster = sample_cluster(
+        self.cluster: RayCluster = sample_cluster(
             pools=dict(pools), idle_minutes=idle_minutes, budgets=budgets or {}, secrets=(), cloud_logging=False
         )
         self.lab = Lab({**(environ or {}), "AUTOSCALER_UPDATE_INTERVAL_S": "2", "AUTOSCALER_NODE_SSH_INTERVAL_S": "2"})

@@ -16,7 +16,7 @@ import pytest
 
 from infra.render.autoscaler import render_autoscaler
 from runtime.client.jobs.handle import JobHandle
-from runtime.clusters.restart import Step
+from runtime.clusters.restart import RestartStep
 from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobResources, JobState, Tpu
 from runtime.outputs import RecordsOutput, encode_outputs, parse_outputs
@@ -31,8 +31,8 @@ COMMAND = (
     "trap 'echo saved; exit 0' TERM; echo attempt $RUNTIME_ATTEMPT; "
     "while [ ! -e {folder}/go ]; do sleep 0.2; done; echo end"
 )
-BEFORE = [Step.HOLD, Step.ASK, Step.AWAIT_ENDS, Step.FORGET]
-AFTER = [Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP, Step.RELEASE]
+BEFORE = [RestartStep.HOLD, RestartStep.ASK, RestartStep.AWAIT_ENDS, RestartStep.FORGET]
+AFTER = [RestartStep.REAP, RestartStep.AWAIT_MEMBERS, RestartStep.TAKE_UP, RestartStep.RELEASE]
 
 
 @pytest.fixture

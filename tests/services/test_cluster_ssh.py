@@ -19,7 +19,7 @@ import pytest
 from runtime.cli.clusters.stop import STOP_RAY
 from runtime.clusters.ray_view import read_ray
 from runtime.launchers.ray.client import RayJobs
-from runtime.launchers.ray.settings import Place
+from runtime.launchers.ray.settings import RayTarget
 from runtime.outputs import encode_outputs
 from runtime.stack.iap_ssh import HeadWay
 from runtime.values import replace
@@ -175,7 +175,7 @@ def test_launchers_calls_of_a_head_take_the_same_way(
     way = HeadWay(
         head=CLUSTER.head, project="p-1", zone=CLUSTER.zone, options=tuple(ssh_server.options), dashboard=port
     )
-    jobs = RayJobs(Place(target="t", root="gs://b", python="python3", address=None, tunnel=way))
+    jobs = RayJobs(RayTarget(target="t", root="gs://b", python="python3", address=None, tunnel=way))
     try:
         assert jobs.read_session() is None
         assert read_ray(jobs.read_address()).alive == {"10.0.0.1"}

@@ -18,7 +18,7 @@ from runtime.end_reasons import EndReason
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import (
     Checkpoint,
-    Environment,
+    JobEnvironment,
     JobResources,
     JobState,
     Range,
@@ -269,7 +269,7 @@ def test_setup_lines_run_inside_and_those_of_the_target_outside(tmp_path: Path) 
         patience_s=PATIENCE_S,
     )
     bench = Bench(case, tmp_path / "bench")
-    job = bench.start("sh", "-c", 'echo "$WORD"', environment=Environment(setup=(inside, "export WORD=set")))
+    job = bench.start("sh", "-c", 'echo "$WORD"', environment=JobEnvironment(setup=(inside, "export WORD=set")))
 
     assert bench.end(job).state is JobState.SUCCEEDED
     assert read_log(job) == "outside\ninside\nset\n"

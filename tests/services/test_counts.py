@@ -14,7 +14,7 @@ import pytest
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.redrive import retry
 from runtime.client.tasks.status import read_experiment
-from runtime.client.tasks.wait import Waited, wait
+from runtime.client.tasks.wait import WaitResult, wait
 from runtime.tasks.model import TaskState
 from tests.fakes.faults import Fault, Request, Response
 from tests.fakes.gcs import GcsServer
@@ -58,7 +58,7 @@ def test_totals_after_workers_were_killed_at_random_are_the_truth_and_wait_retur
     wrong = yard.submit([call("wrong_once", f"w{n}", max_failures=1) for n in range(WRONG)])
     for task in yard.submit([call("short", f"c{n}", 0.05) for n in range(CANCELLED)]):
         cancel_task(yard.stack, task, now=datetime.now(UTC), by="a test")
-    waited: list[Waited] = []
+    waited: list[WaitResult] = []
     waiting = threading.Thread(target=lambda: waited.append(wait(EXPERIMENT, queue=yard.queue)), daemon=True)
     waiting.start()
 

@@ -17,7 +17,7 @@ from runtime import __version__
 from runtime.cli.main import main
 from runtime.errors import NotPossible
 from runtime.images.push import PushFailed, PushState, TagTaken, ensure_all_pushed, find_targets, plan_push, push
-from runtime.images.registry import Registry
+from runtime.images.registry import ImageRegistry
 from runtime.images.source import COMMIT_LENGTH
 from runtime.images.tools import Tool, find_tool
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, RegistryOutput, StackOutputs, encode_outputs
@@ -170,7 +170,7 @@ def test_second_build_of_one_commit_is_refused_and_nothing_is_pushed(
     commit = git_head(checkout)[:COMMIT_LENGTH]
     small_image(checkout, "fixed", "README.md")
     assert run("push", "fixed", "--tool", "buildah", "--region", "west")[0] == 0
-    before = Registry(west.place).find_manifest("fixed", "latest")
+    before = ImageRegistry(west.place).find_manifest("fixed", "latest")
     small_image(checkout, "fixed", "LICENSE")
 
     code, out, err = run("push", "fixed", "--tool", "buildah")
@@ -178,8 +178,8 @@ def test_second_build_of_one_commit_is_refused_and_nothing_is_pushed(
     assert (code, out) == (2, "")
     assert before is not None
     assert f"error: tag `{commit}` of `fixed` names another image already\n  west has it as {before.digest}\n" in err
-    assert Registry(west.place).find_manifest("fixed", "latest") == before
-    assert Registry(east.place).find_manifest("fixed", "latest") is None
+    assert ImageRegistry(west.place).find_manifest("fixed", "latest") == before
+    assert ImageRegistry(east.place).find_manifest("fixed", "latest") is None
     with pytest.raises(TagTaken) as taken:
         plan_push("fixed", Tool.BUILDAH, find_targets(outputs))
     assert taken.value.places == {"west": before}
@@ -192,7 +192,7 @@ def test_image_of_this_commit_is_fetched_where_it_is_and_then_reaches_the_other_
     west, east = regions
     small_image(checkout, "reused", "README.md")
     assert run("push", "reused", "--tool", "buildah", "--region", "west")[0] == 0
-    wanted = Registry(west.place).find_manifest("reused", "latest")
+    wanted = ImageRegistry(west.place).find_manifest("reused", "latest")
     remove_images("localhost/reused:latest")
 
     code, _, err = run("build", "--context", str(checkout), "--name", "reused", "--reuse", "--tool", "buildah")
@@ -201,7 +201,7 @@ def test_image_of_this_commit_is_fetched_where_it_is_and_then_reaches_the_other_
     assert code == 0
     assert "this commit's image is there already" in err
     assert pushed[0] == 0
-    assert Registry(east.place).find_manifest("reused", "latest") == wanted
+    assert ImageRegistry(east.place).find_manifest("reused", "latest") == wanted
     remove_images("localhost/reused:latest")
 
 
@@ -219,7 +219,7 @@ def test_dirty_work_tree_gives_a_tag_of_its_own_that_may_move(
     second = run("push", "dirty", "--tool", "buildah")
 
     assert (first[0], second[0]) == (0, 0)
-    assert Registry(regions[0].place).list_tags("dirty") == [f"{commit}-dirty"]
+    assert ImageRegistry(regions[0].place).list_tags("dirty") == [f"{commit}-dirty"]
     remove_images("localhost/dirty:latest")
 
 
@@ -236,7 +236,7 @@ def test_region_that_is_down_fails_alone(
     assert [line.split("\t")[:2] for line in out.splitlines()] == [["east", "failed"], ["west", "pushed"]]
     assert "error: image `halfway` did not reach east\n" in err
     assert "  done: west\n" in err
-    assert Registry(west.place).find_manifest("halfway", "latest") is not None
+    assert ImageRegistry(west.place).find_manifest("halfway", "latest") is not None
     results = push(plan_push("halfway", Tool.BUILDAH, find_targets(outputs)), Tool.BUILDAH)
     with pytest.raises(PushFailed) as failed:
         ensure_all_pushed("halfway", results)

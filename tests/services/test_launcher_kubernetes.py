@@ -34,7 +34,7 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.target_check import Verdict, check_target
+from runtime.client.jobs.target_check import CheckVerdict, check_target
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Project, Settings
 from runtime.end_reasons import EndReason
@@ -42,9 +42,9 @@ from runtime.errors import NotPossible
 from runtime.jobs.spec import (
     Array,
     Checkpoint,
-    Environment,
     EnvironmentManager,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -53,7 +53,7 @@ from runtime.jobs.spec import (
     SecretRef,
 )
 from runtime.launchers.kubernetes import render
-from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
+from runtime.launchers.kubernetes.client import KubernetesCluster, KubernetesUnavailable
 from runtime.launchers.kubernetes.gpu_leases import Gpu, lease_name, read_table
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.states import INDEX
@@ -438,7 +438,7 @@ def test_image_without_python_is_image_failed_with_that_sentence(lab: Lab) -> No
 
 def test_environment_that_the_image_cannot_make_is_setup_failed_with_that_sentence(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "environment.yml").write_text("dependencies: []\n")
-    spec = JobSpec(command=("true",), environment=Environment(manager=EnvironmentManager.CONDA))
+    spec = JobSpec(command=("true",), environment=JobEnvironment(manager=EnvironmentManager.CONDA))
     with launch(spec, "lab", settings=lab.settings, options=LaunchOptions(base=tmp_path)) as job:
         assert ended(job) == (JobState.FAILED, EndReason.SETUP_FAILED)
         said = explain(read_facts(job))
@@ -628,7 +628,7 @@ def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_s
         resources=JobResources(gpus=Gpus(count=0.5)),
     ) as job:
         assert ended(job) == end
-        cluster = Cluster("lab", str(lab.kubeconfig))
+        cluster = KubernetesCluster("lab", str(lab.kubeconfig))
 
         def messages() -> list[str]:
             pods = cluster.list("pods", lab.namespace, labels=f"research-runtime/job={job.id}")
@@ -641,7 +641,9 @@ def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_s
 
 
 def total_of(lab: Lab, number: int) -> float:
-    lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
+    lease = KubernetesCluster("lab", str(lab.kubeconfig)).get(
+        "leases", lab.namespace, lease_name(Gpu("node-1", number))
+    )
     return sum(each.slots * each.share for each in read_table(lease))
 
 
@@ -728,7 +730,7 @@ def test_workers_in_pods_serve_a_queue(
     "path", sorted((Path(__file__).parents[1] / "golden/kubernetes").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_reviewed_manifest_is_accepted_by_the_api_field_by_field(lab: Lab, path: Path) -> None:
-    cluster = Cluster("lab", str(lab.kubeconfig))
+    cluster = KubernetesCluster("lab", str(lab.kubeconfig))
     for manifest in yaml.safe_load_all(path.read_text()):
         manifest["metadata"]["namespace"] = lab.namespace
 
@@ -743,7 +745,7 @@ def test_misspelt_field_of_a_manifest_is_seen(lab: Lab) -> None:
     manifest["metadata"]["namespace"] = lab.namespace
     manifest["spec"]["template"]["spec"]["restartPolicies"] = "Never"
 
-    made = Cluster("lab", str(lab.kubeconfig)).create("jobs", lab.namespace, manifest, dry_run=True)
+    made = KubernetesCluster("lab", str(lab.kubeconfig)).create("jobs", lab.namespace, manifest, dry_run=True)
 
     assert missing_in(made, manifest) == [".spec.template.spec.restartPolicies"]
 
@@ -1033,7 +1035,7 @@ def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: p
 
     before = {path.name for path in (lab.claim_folder / "runtime/jobs").iterdir()}
     others = set(jobs())
-    for name, verdict in (("lab", [Verdict.OK]), ("wrong", [Verdict.FAIL])):
+    for name, verdict in (("lab", [CheckVerdict.OK]), ("wrong", [CheckVerdict.FAIL])):
         steps = list(check_target(name, lab.settings, patience=timedelta(minutes=6)))
         assert sorted({each.verdict for each in steps if each.step == "run"}) == verdict, steps
         assert steps[-1].text == "nothing left", steps
@@ -1068,16 +1070,16 @@ def test_pod_of_another_user_reads_its_secrets_and_writes_to_the_bucket(far: Lab
 def test_launch_that_was_cut_off_within_a_submission_is_gone_on_with_or_ended_by_cancel(
     far: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = Cluster.create
+    create = KubernetesCluster.create
 
-    def cut_off(cluster: Cluster, kind: str, *args: Any, **more: Any) -> Any:
+    def cut_off(cluster: KubernetesCluster, kind: str, *args: Any, **more: Any) -> Any:
         if kind == "configmaps":
             raise KubernetesUnavailable("the line is cut")
         return create(cluster, kind, *args, **more)
 
     for command in ("on", "off"):
         with monkeypatch.context() as patched:
-            patched.setattr(Cluster, "create", cut_off)
+            patched.setattr(KubernetesCluster, "create", cut_off)
             with pytest.raises(KubernetesUnavailable):
                 far.launch("echo", command, target="far")
     # The namespace has Jobs of other tests, too; none of those is suspended.

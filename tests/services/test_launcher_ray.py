@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.dev import CommandEnd, Machine, open_machine
+from runtime.client.jobs.dev import CommandEnd, DevMachine, open_machine
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.prepare import LaunchOptions, Request
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest
 from runtime.client.jobs.status import read_attempts
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
@@ -27,8 +27,8 @@ from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import (
     Array,
     Backoff,
-    Environment,
     EnvironmentManager,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -202,7 +202,7 @@ def put_in_bucket(case: LauncherCase, server: MotoServer, **settings: str) -> La
 def test_environment_of_a_lock_file_is_made_once_where_all_nodes_see_it(bench: Bench) -> None:
     (bench.tree / "environment.yml").write_text("dependencies: []\n")
 
-    job = bench.start("tool", nodes=2, environment=Environment(manager=EnvironmentManager.CONDA))
+    job = bench.start("tool", nodes=2, environment=JobEnvironment(manager=EnvironmentManager.CONDA))
 
     assert bench.end(job).state is JobState.SUCCEEDED
     (link,) = [each for each in Path(job.files.root, "environments").iterdir() if each.is_symlink()]
@@ -216,7 +216,7 @@ def test_environment_of_a_job_in_a_bucket_is_kept_on_the_node(
     # The node keeps it beyond the test.
     (bench.tree / "environment.yml").write_text(f"dependencies: []  # {uuid.uuid4()}\n")
 
-    job = bench.start("tool", environment=Environment(manager=EnvironmentManager.CONDA))
+    job = bench.start("tool", environment=JobEnvironment(manager=EnvironmentManager.CONDA))
 
     assert bench.end(job).state is JobState.SUCCEEDED
     tool = Path(read_log(job).strip())
@@ -485,9 +485,9 @@ def test_development_machine_of_several_hosts_is_refused(bench: Bench) -> None:
         open_held(bench, JobSpec(command=("true",), resources=JobResources(tpu=Tpu(type="v4-16"))))
 
 
-def open_held(bench: Bench, spec: JobSpec) -> Machine:
+def open_held(bench: Bench, spec: JobSpec) -> DevMachine:
     options = LaunchOptions(base=bench.tree)
-    machine, _ = open_machine(Request(spec), bench.target, bench.settings, options)
+    machine, _ = open_machine(LaunchRequest(spec), bench.target, bench.settings, options)
     bench.keep(machine.job)
     return machine
 

@@ -31,7 +31,7 @@ from runtime.jobs.spec import (
     Backoff,
     Checkpoint,
     CheckpointSignal,
-    Environment,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -635,7 +635,7 @@ def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_s
 
 
 def test_line_of_a_jobs_own_setup_that_fails_is_named(place: Place) -> None:
-    job = place.launch("echo never", environment=Environment(setup=("cd /no/such/folder",)))
+    job = place.launch("echo never", environment=JobEnvironment(setup=("cd /no/such/folder",)))
 
     status = job.wait(timeout=PATIENCE_S)
 

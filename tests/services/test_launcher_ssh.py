@@ -22,9 +22,9 @@ from runtime.jobs.spec import (
     BuildOn,
     Code,
     CodeMode,
-    Environment,
     EnvironmentManager,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -280,7 +280,7 @@ def test_environment_is_made_of_the_lock_and_entered(
     far = make_far()
     (far.tree / "environment.yml").write_text("dependencies: []\n")
 
-    job = far.start("tool", environment=Environment(manager=EnvironmentManager.CONDA, build_on=where))
+    job = far.start("tool", environment=JobEnvironment(manager=EnvironmentManager.CONDA, build_on=where))
 
     assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert read_log(job) == "tool\n"
@@ -292,7 +292,7 @@ def test_environment_that_cannot_be_made_at_the_launch_stops_it(make_far: type[F
     (far.tree / "environment.yml").write_text("dependencies: [numpi]\n")
 
     with pytest.raises(NotPossible, match="cannot be made on `box`") as refused:
-        far.start("tool", environment=Environment(manager=EnvironmentManager.CONDA, build_on=BuildOn.SUBMIT))
+        far.start("tool", environment=JobEnvironment(manager=EnvironmentManager.CONDA, build_on=BuildOn.SUBMIT))
 
     assert refused.value.facts == ("shim: conda env failed: no such package: numpi",)
 

@@ -22,7 +22,7 @@ from runtime.client.tasks.cancel import cancel_experiment
 from runtime.client.tasks.submit import submit_tasks
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, QueueUnavailable
-from runtime.queues.base import Refused
+from runtime.queues.base import RefusedSettlement
 from runtime.queues.pubsub.client import OutgoingMessage, PubSubClient, ensure_topics
 from runtime.queues.pubsub.message import COPY, INLINE_BYTES, PAYLOAD, TRIES
 from runtime.queues.pubsub.queue import PubSubQueue
@@ -113,7 +113,7 @@ def note_of(lease: Lease) -> EndedNote:
     return EndedNote(token=lease.token, reason=EndReason.PREEMPTED, ended_at=datetime.now(UTC).replace(microsecond=0))
 
 
-def settle(queue: PubSubQueue, leases: list[Lease]) -> list[Refused]:
+def settle(queue: PubSubQueue, leases: list[Lease]) -> list[RefusedSettlement]:
     return queue.settle([Settlement(lease, record_of(lease)) for lease in leases]).refused
 
 

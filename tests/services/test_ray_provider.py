@@ -16,10 +16,10 @@ import yaml
 
 from infra.components.ray_head import HEAD_PERMISSIONS, REAPER_PERMISSIONS
 from infra.render.autoscaler import START_NODE, render_autoscaler
-from infra.render.cluster import HEAD_TYPE, Cluster, cpus_per_host, memory_per_host
+from infra.render.cluster import HEAD_TYPE, RayCluster, cpus_per_host, memory_per_host
 from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
-from infra.settings.model import MachineSettings, PoolSettings
+from infra.settings.model import MachineSettings, TpuPoolSettings
 from runtime.cli.main import main
 from runtime.clusters.warm_nodes import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
@@ -54,12 +54,12 @@ def _installed() -> None:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> RayCluster:
     return sample_cluster(pools=POOLS)
 
 
 @pytest.fixture
-def server(cluster: Cluster) -> Iterator[TpuServer]:
+def server(cluster: RayCluster) -> Iterator[TpuServer]:
     fake = TpuServer(project=cluster.project, zone=cluster.zone, page=1000)
     fake.permissions = set(HEAD_PERMISSIONS)
     fake.add_instance({"name": cluster.head, "labels": LABELS})
@@ -69,7 +69,7 @@ def server(cluster: Cluster) -> Iterator[TpuServer]:
 
 
 @pytest.fixture
-def autoscaler(server: TpuServer, cluster: Cluster, tmp_path: Path) -> Iterator[Autoscaler]:
+def autoscaler(server: TpuServer, cluster: RayCluster, tmp_path: Path) -> Iterator[Autoscaler]:
     key = tmp_path / "id_ed25519"
     key.write_text("not a key")
     with google_of(server):
@@ -79,7 +79,7 @@ def autoscaler(server: TpuServer, cluster: Cluster, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def provider(server: TpuServer, cluster: Cluster) -> Iterator[Any]:
+def provider(server: TpuServer, cluster: RayCluster) -> Iterator[Any]:
     from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
 
     with google_of(server):
@@ -191,7 +191,7 @@ def test_rays_validation_refuses_what_is_wrong() -> None:
 
 
 def test_provider_finds_the_head_by_our_labels_and_its_kind_by_our_name(
-    provider: Any, server: TpuServer, cluster: Cluster
+    provider: Any, server: TpuServer, cluster: RayCluster
 ) -> None:
     from ray.autoscaler._private.gcp.node import GCPNodeType
 
@@ -217,7 +217,7 @@ def test_provider_sees_no_head_of_another_cluster_or_under_a_wrong_name(provider
 
 
 def test_provider_rewrites_only_label_keys_that_pulumi_ignores(
-    provider: Any, server: TpuServer, cluster: Cluster
+    provider: Any, server: TpuServer, cluster: RayCluster
 ) -> None:
     from infra.components.ray_head import RAY_WRITES
 
@@ -243,7 +243,7 @@ def test_provider_spoils_a_list_of_service_accounts_which_is_why_we_render_the_a
 
 
 def test_autoscaler_asks_for_min_workers_with_our_node_config(
-    autoscaler: Autoscaler, server: TpuServer, cluster: Cluster
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
 ) -> None:
     autoscaler.round()
     autoscaler.round()
@@ -285,7 +285,7 @@ def test_autoscaler_starts_ray_on_each_node_with_one_command_over_ssh(
 def test_autoscaler_neither_counts_nor_deletes_a_preempted_node_until_the_reaper_did(
     autoscaler: Autoscaler,
     server: TpuServer,
-    cluster: Cluster,
+    cluster: RayCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -320,7 +320,7 @@ def test_autoscaler_neither_counts_nor_deletes_a_preempted_node_until_the_reaper
 
 
 def test_autoscaler_at_its_maximum_replaces_a_preempted_node(
-    autoscaler: Autoscaler, server: TpuServer, cluster: Cluster
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
 ) -> None:
     autoscaler.apply(
         render_autoscaler(dataclasses.replace(cluster, pools={"v4": dataclasses.replace(V4, min=2, max=2)}))
@@ -338,7 +338,7 @@ def test_autoscaler_at_its_maximum_replaces_a_preempted_node(
 
 
 def test_autoscaler_takes_up_a_changed_file_without_ending_a_node(
-    autoscaler: Autoscaler, server: TpuServer, cluster: Cluster
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
 ) -> None:
     autoscaler.round()
     autoscaler.round()
@@ -364,7 +364,7 @@ def test_autoscaler_takes_up_a_changed_file_without_ending_a_node(
     assert {to for to, _ in autoscaler.shell.ran[len(commands) :]} == {address}, "no running node was touched"
 
 
-def buffered(cluster: Cluster, *, min: int, max: int) -> Cluster:
+def buffered(cluster: RayCluster, *, min: int, max: int) -> RayCluster:
     """Of two pools of one type, one has a buffer."""
     ours = dataclasses.replace(V4, min=min, max=max, buffer=1)
     return dataclasses.replace(cluster, pools={"v4": ours, "plain": dataclasses.replace(V4, min=0, max=9)})
@@ -378,7 +378,7 @@ def request_nodes(autoscaler: Autoscaler, count: int) -> None:
 
 
 def test_request_for_a_buffer_makes_nodes_of_its_own_pool_within_its_maximum(
-    autoscaler: Autoscaler, server: TpuServer, cluster: Cluster
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
 ) -> None:
     autoscaler.apply(render_autoscaler(buffered(cluster, min=0, max=3)))
 
@@ -391,7 +391,7 @@ def test_request_for_a_buffer_makes_nodes_of_its_own_pool_within_its_maximum(
 
 
 def test_request_for_a_buffer_counts_nodes_from_before_it_and_those_of_the_minimum(
-    autoscaler: Autoscaler, cluster: Cluster
+    autoscaler: Autoscaler, cluster: RayCluster
 ) -> None:
     autoscaler.round()
     autoscaler.round()
@@ -408,12 +408,12 @@ def test_request_for_a_buffer_counts_nodes_from_before_it_and_those_of_the_minim
 
 @pytest.mark.parametrize("emptied_first", [False, True], ids=["at once", "max 0 first"])
 def test_removed_pool_beside_a_request_stops_the_autoscaler_unless_its_nodes_have_ended_before(
-    emptied_first: bool, autoscaler: Autoscaler, cluster: Cluster
+    emptied_first: bool, autoscaler: Autoscaler, cluster: RayCluster
 ) -> None:
     """The reason why the buffer's command asks for nothing while nodes of a removed pool live."""
     both = buffered(cluster, min=0, max=3)
 
-    def apply(**plain: PoolSettings) -> None:
+    def apply(**plain: TpuPoolSettings) -> None:
         autoscaler.apply(render_autoscaler(dataclasses.replace(both, pools={"v4": both.pools["v4"], **plain})))
 
     apply(plain=dataclasses.replace(V4, min=1, max=9))
@@ -446,7 +446,7 @@ def test_autoscaler_keeps_the_last_good_file(autoscaler: Autoscaler) -> None:
 
 
 def test_autoscaler_of_a_changed_pool_without_our_switch_ends_its_nodes(
-    autoscaler: Autoscaler, cluster: Cluster
+    autoscaler: Autoscaler, cluster: RayCluster
 ) -> None:
     """The reason for `disable_launch_config_check` in the file."""
     unchecked = "disable_launch_config_check: true"

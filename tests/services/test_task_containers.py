@@ -15,7 +15,7 @@ from runtime.client.tasks.call_results import read_end
 from runtime.end_reasons import EndReason
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.calls import CALL_REQUEST
-from runtime.tasks.container import Container, Mount, MountMode
+from runtime.tasks.container import ContainerSpec, Mount, MountMode
 from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState
 from runtime.testing import sample_task
 from tests.images_support import build_from, remove_images
@@ -45,7 +45,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def in_image(key: str, entry: CommandEntry | FunctionEntry, *mounts: Mount, image: str = IMAGE, **fields: Any) -> Task:
-    return sample_task(key, entry=entry, container=Container(image, mounts), **{"max_failures": 1, **fields})
+    return sample_task(key, entry=entry, container=ContainerSpec(image, mounts), **{"max_failures": 1, **fields})
 
 
 def command(*argv: str, **fields: Any) -> Task:

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.end_reasons import EndReason
-from runtime.queues.base import Refused
+from runtime.queues.base import RefusedSettlement
 from runtime.worker.attempts import signal_fence
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.host import WorkerHost
-from runtime.worker.slots import Machine
+from runtime.worker.slots import HostResources
 from tests.simulation.bucket import REFUSED
 from tests.simulation.choices import Choice
 from tests.simulation.threads import Selector, WakeUp
@@ -37,7 +37,7 @@ HUGE = "1" * 5_000
 
 @dataclass
 class Attempt:
-    order: Order
+    order: AttemptOrder
     started_at: float = 0.0
     stop: tuple[EndReason, str | None] | None = None
     strand: Strand | None = None
@@ -66,7 +66,7 @@ class Slot:
             self._orders.remove(each)
         return [each.order.token for each in waiting]
 
-    def send(self, orders: Sequence[Order]) -> None:
+    def send(self, orders: Sequence[AttemptOrder]) -> None:
         self._orders.extend(map(Attempt, orders))
         self._begin()
 
@@ -90,7 +90,7 @@ class Slot:
         span = needed if limit is None else min(needed, limit)
         if attempt.stop is None:
             world.park(span)
-        ended = Ended(order.token, self.index, EndReason.SUCCEEDED, attempt.started_at, world.wall())
+        ended = AttemptEnd(order.token, self.index, EndReason.SUCCEEDED, attempt.started_at, world.wall())
         outcome = 2 if order.task_id in laws.crashers else world.draw(FAILING if laws.failing else OUTCOME)
         if attempt.stop is not None:
             ended.reason, ended.message = attempt.stop
@@ -120,7 +120,9 @@ class Slot:
             if each.strand is None:
                 self._orders.remove(each)
                 self._pool.report(
-                    Ended(token, self.index, reason, 0.0, self._pool.world.wall(), message=message, not_started=True)
+                    AttemptEnd(
+                        token, self.index, reason, 0.0, self._pool.world.wall(), message=message, not_started=True
+                    )
                 )
             elif each.stop is None:
                 each.stop = reason, message
@@ -143,14 +145,14 @@ class Pool:
         self.world, self.laws, self.process = world, laws, process
         self.slots = [Slot(self, index) for index in range(slots)]
         self.closed = False
-        self._ended: list[Ended] = []
+        self._ended: list[AttemptEnd] = []
         self._wake_up = WakeUp(world)
         selector.register(self._wake_up.fd, 1, self._wake_up.drain)
 
     def start(self) -> None:
         pass
 
-    def close(self) -> list[Ended]:
+    def close(self) -> list[AttemptEnd]:
         if self.closed:
             return []
         self.closed = True
@@ -161,11 +163,11 @@ class Pool:
             self.world.pause(0.05)
         return self.tick()
 
-    def report(self, ended: Ended) -> None:
+    def report(self, ended: AttemptEnd) -> None:
         self._ended.append(ended)
         self._wake_up.ring()
 
-    def tick(self) -> list[Ended]:
+    def tick(self) -> list[AttemptEnd]:
         ended, self._ended = self._ended, []
         return ended
 
@@ -197,8 +199,8 @@ class SimulatedHost(WorkerHost):
     def __init__(self, world: World, laws: Laws) -> None:
         self._world, self._laws = world, laws
 
-    def read_machine(self) -> Machine:
-        return Machine(cpus=1, memory_bytes=4 << 30)
+    def read_machine(self) -> HostResources:
+        return HostResources(cpus=1, memory_bytes=4 << 30)
 
     def make_pool(self, selector: Any, slots: int, settings: object) -> Any:
         self._world.works()
@@ -228,7 +230,7 @@ class Noting:
     def tick(self) -> None:
         pass
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: RefusedSettlement) -> None:
         self._world.refused.add(refused.lease.token)
         self._world.note(f"says refused {_brief(refused.lease.task)}")
 

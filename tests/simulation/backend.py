@@ -23,7 +23,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
 )
@@ -389,10 +389,12 @@ class Labelled(Launching):
 
     keeps_ended: ClassVar[bool] = False
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
-        def look() -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
+        def look() -> list[OwnedResource]:
             return [
-                Owned(
+                OwnedResource(
                     job=each.job,
                     native_id=each.id,
                     what="job",
@@ -403,10 +405,10 @@ class Labelled(Launching):
                 if job in (None, each.job)
             ]
 
-        found: list[Owned] = self.cluster.call("list what it holds", look)
+        found: list[OwnedResource] = self.cluster.call("list what it holds", look)
         return found
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         return self.cancel(target, [each.native_id for each in owned], None, host)
 
 

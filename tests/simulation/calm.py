@@ -8,7 +8,7 @@ from typing import Final
 from runtime.end_reasons import Budget, EndReason
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from tests.simulation.attempts import HUGE
 from tests.simulation.laws import FAILS, IN_FORCE, Laws
 from tests.simulation.world import Process
@@ -31,7 +31,7 @@ class CalmLaws(Laws):
             if failed != allowed:
                 self._break(ON_TIME, f"{record.task_id[-12:]} failed {failed} times of {allowed}")
 
-    def attempt_starts(self, order: Order, process: Process) -> None:
+    def attempt_starts(self, order: AttemptOrder, process: Process) -> None:
         seen, task = self.seen[order.task_id, order.generation], self.tasks[order.task_id, 1][0]
         ends = [seen.ends.get(token) for _, token, _ in seen.starts]
         now, wall, first = self._world.now, self._world.wall_time(), order.generation == 1
@@ -52,7 +52,7 @@ class CalmLaws(Laws):
             self._break(IN_FORCE, f"a task starts {now - self.paused_at:.0f} s after a pause")
         super().attempt_starts(order, process)
 
-    def attempt_ends(self, order: Order, ended: Ended) -> None:
+    def attempt_ends(self, order: AttemptOrder, ended: AttemptEnd) -> None:
         super().attempt_ends(order, ended)
         key = order.task_id, order.generation
         seen, now = self.seen[key], self._world.now

@@ -45,14 +45,14 @@ class Root:
         """0 if it is there, 1 if it is missing, 2 if an empty folder is in its place."""
         self.made_anew: list[str] = []
         """What somebody made in its place."""
-        place = agent.Place(str(self.path))
+        place = agent.GuardedRoot(str(self.path))
         place.known = []
         place.look(making=True)
         self.identity = str(place.id)
 
     def read(self, name: str) -> bytes | None:
         """Look at a file, folded or not, without a step."""
-        return agent.Place(str(self.path)).read(name)
+        return agent.GuardedRoot(str(self.path)).read(name)
 
     def check_room(self) -> None:
         world = self.world
@@ -119,7 +119,7 @@ class SimulatedHost(RemoteHost):
         super().__init__()
         self._root = root
         self.files: Files = RemoteFiles(self, f"login:{root.path}")
-        self._place = agent.Place(str(root.path))
+        self._place = agent.GuardedRoot(str(root.path))
 
     def exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
         asked = json.loads(request)
@@ -133,7 +133,7 @@ class SimulatedHost(RemoteHost):
             named = " ".join(each if isinstance(each, str) else each[0] for each in args[0])
 
         def refused(status: str) -> Exception:
-            self._place = agent.Place(str(self._root.path))  # the next connection has another agent
+            self._place = agent.GuardedRoot(str(self._root.path))  # the next connection has another agent
             return HostUnavailable("no connection to `login`: it closed the connection without a word")
 
         self._root.world.call(
@@ -154,7 +154,7 @@ class SimulatedHost(RemoteHost):
                 self._root.check_room()
             value = _run(*args) if do == "run" else agent.answer(place, do, args)
             return {"id": asked["id"], "value": agent.pack(value), "root": place.id}
-        except agent.StrangeRoot as strange:
+        except agent.ForeignRoot as strange:
             return {"id": asked["id"], "strange": [strange.found, strange.there]}
         except Exception as problem:
             return {"id": asked["id"], "error": str(problem), "errno": getattr(problem, "errno", None)}

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.client.tasks.redrive import Redriven
-from runtime.client.tasks.wait import Waited
+from runtime.client.tasks.redrive import RedriveResult
+from runtime.client.tasks.wait import WaitResult
 from runtime.end_reasons import EndReason
 from runtime.records import codec, layout
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.retry_policy import CRASHES_TO_BURY
 from runtime.values import replace
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.options import WorkerResult
 from runtime.worker.pending_settlements import DENIED_FOR_S
 from tests.simulation.attempts import WORK_S
@@ -71,7 +71,7 @@ class Seen:
 
     starts: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, token and host."""
-    ends: dict[str, Ended] = field(default_factory=dict)
+    ends: dict[str, AttemptEnd] = field(default_factory=dict)
     ended_at: list[tuple[float, str, Process]] = field(default_factory=list)
     """Time, token and worker."""
     recorded_at: float = 0.0
@@ -107,7 +107,7 @@ class Laws:
         self.ending: set[str] = set()
         """Experiments and tasks that somebody has begun to cancel and was not told, and `purge`."""
         self.records: dict[tuple[str, int], Record] = {}
-        self.own_ends: dict[str, Ended] = {}
+        self.own_ends: dict[str, AttemptEnd] = {}
         """By token: how attempts ended under their workers' eyes."""
         self.late: set[tuple[str, int]] = set()
         """Records that a call made after its caller had given up."""
@@ -156,7 +156,7 @@ class Laws:
             if ended is None or ended.reason is not EndReason.SUCCEEDED or record.value != json.loads(ended.value):
                 self._break(OF_ITS_ATTEMPT, f"{_name(record)} holds {record.value} of {record.token}")
 
-    def attempt_starts(self, order: Order, process: Process) -> None:
+    def attempt_starts(self, order: AttemptOrder, process: Process) -> None:
         key, now = (order.task_id, order.generation), self._world.now
         self.seen[key].starts.append((now, order.token, process.host.name))
         asked = self.cancelled.get(order.experiment)
@@ -171,7 +171,7 @@ class Laws:
         elif began > asked[1] and now > had + ANSWERED_WITHIN_S and process.stopped_until < had:
             self._break(OBEYS_CANCEL, f"a worker that has read its orders starts a task of {order.experiment}")
 
-    def attempt_ends(self, order: Order, ended: Ended) -> None:
+    def attempt_ends(self, order: AttemptOrder, ended: AttemptEnd) -> None:
         seen, process = self.seen[order.task_id, order.generation], self._world.me()
         seen.ends[order.token] = self.own_ends[order.token] = ended
         if process is not None:
@@ -189,7 +189,7 @@ class Laws:
             if result.reason.startswith("idle") and not known[state] <= said <= stand[state]:
                 self._break(COUNTED, f"it says that {said} {state}, and {stand[state]} stand")
 
-    def redriven(self, found: Iterable[Redriven]) -> None:
+    def redriven(self, found: Iterable[RedriveResult]) -> None:
         """Note what a redrive was told: each generation that it queued has to be recorded, and only one call queued it."""
         for one in found:
             key = one.task, one.generation
@@ -201,7 +201,7 @@ class Laws:
 
     # at the end of a run
 
-    def check_orders(self, control: Control, done: Mapping[str, object]) -> None:
+    def check_orders(self, control: QueueControl, done: Mapping[str, object]) -> None:
         """P1 for orders: what was acknowledged is in force."""
         if "pauser" in done and not control.paused:
             self._break(IN_FORCE, "a pause is not")
@@ -210,7 +210,7 @@ class Laws:
         if "purger" in done and control.purged_before is None:
             self._break(IN_FORCE, "a purge is not")
 
-    def check_read(self, read: Callable[[], Control]) -> None:
+    def check_read(self, read: Callable[[], QueueControl]) -> None:
         """P1 for orders: what was acknowledged before they are read is in force."""
         cancelled, paused, purged = set(self.cancelled), self.paused, self.purged
         control = read()
@@ -233,7 +233,7 @@ class Laws:
         if lost:
             self._break(RECORDED, f"{len(lost)} of {len(self.acknowledged)} are not")
 
-    def check_waited(self, name: str, said: Waited | None, *, tried_again: bool = False) -> None:
+    def check_waited(self, name: str, said: WaitResult | None, *, tried_again: bool = False) -> None:
         """What `wait` said of an experiment is what its records say: those of first generations, or the newest of all."""
         if said is None:
             self._break(WAIT_ENDS, f"that for {name} does not")
@@ -301,7 +301,7 @@ class Laws:
         by = (writers[each] for each in notes if each[len(folder) :].partition(".")[0] not in started)
         return {process.host.name for process in by if process is not None}
 
-    def attempt_crashes(self, order: Order) -> None:
+    def attempt_crashes(self, order: AttemptOrder) -> None:
         """P9: a task that ends its workers ends few of them."""
         seen = self.seen[order.task_id, order.generation]
         seen.crashes += 1
@@ -372,7 +372,7 @@ class Laws:
                 self._break(MARKED, f"{_name(record)} has no mark: no redrive finds it")
 
 
-def _is_lost(ended: Ended) -> bool:
+def _is_lost(ended: AttemptEnd) -> bool:
     return ended.reason is EndReason.LOST
 
 

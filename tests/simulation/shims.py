@@ -13,8 +13,8 @@ from runtime.client.jobs import launch
 from runtime.jobs import lock
 from runtime.shim import files, main, processes, record, retry, run_loop
 from runtime.shim.attempt import OVERTAKEN
-from runtime.shim.common import BEAT_S, Taken
-from runtime.shim.processes import Asked
+from runtime.shim.common import BEAT_S, AlreadyClaimed
+from runtime.shim.processes import StopRequests
 from runtime.shim.record import FolderRecord
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root
@@ -28,7 +28,7 @@ RESULT = Choice("result", 60, 12, 4, 4)
 LOOK_S: Final = 1.0
 
 
-class SimulatedAsked(Asked):
+class SimulatedAsked(StopRequests):
     """Requests without signals."""
 
     def __init__(self) -> None:  # type: ignore[no-untyped-def,unused-ignore]
@@ -137,7 +137,9 @@ class Shims:
         self.laws.command_ends(order["job"], run.index, number, end[0])
         return end
 
-    def serve(self, folder: str, native: str, asked: Asked, *, part: int, index: int | None, indices: list[int]) -> int:
+    def serve(
+        self, folder: str, native: str, asked: StopRequests, *, part: int, index: int | None, indices: list[int]
+    ) -> int:
         """Run a shim for a native job; returns its exit code, 1 if it dies of an exception.
 
         It serves one run, or, without `index`, several in turn.
@@ -151,7 +153,7 @@ class Shims:
             if code == NO_ORDER:
                 self._lost()
             return code
-        except (OSError, Taken) as problem:
+        except (OSError, AlreadyClaimed) as problem:
             self.world.note(f"the shim dies of {type(problem).__name__}: {problem}")
             self._lost()
             return 1

@@ -24,7 +24,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
     check_record_folder,
@@ -142,7 +142,9 @@ class ToyLauncher:
         )
         return [f"{line.split(' ')[0]} still runs" for line in said.out.splitlines() if line.endswith("running")]
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         read = host.files.read_many(
             [f"spool/{name}/about" for name in host.files.names("spool") if job in (None, name)]
         )
@@ -150,7 +152,7 @@ class ToyLauncher:
         mine = {name: since for name, (since, _, whose) in about.items() if since and owner in (None, whose)}
         states = self.states(target, sorted(mine), host) if mine else []
         return [
-            Owned(
+            OwnedResource(
                 job=each.native_id,
                 native_id=each.native_id,
                 what="process",
@@ -160,7 +162,7 @@ class ToyLauncher:
             for each in states
         ]
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         names = sorted({each.job for each in owned})
         host.run(["sh", "-c", f"cd {shlex.quote(host.files.root)}/spool && {END}", "end", *names])
         left = self.cancel(target, names, None, host)

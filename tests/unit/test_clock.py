@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.client.doctor import Line, Verdict, examine
+from runtime.client.doctor import DoctorVerdict, Line, examine
 from runtime.client.tasks.submit import submit
 from runtime.clock import SKEW, describe_skew
 from runtime.config import load_settings
@@ -204,9 +204,13 @@ def test_command_whose_store_fails_when_asked_for_its_time_has_done_its_work(
 
 @pytest.mark.parametrize(
     ("ahead", "verdict"),
-    [(timedelta(0), Verdict.OK), (timedelta(minutes=2), Verdict.WARN), (-timedelta(minutes=7), Verdict.FAIL)],
+    [
+        (timedelta(0), DoctorVerdict.OK),
+        (timedelta(minutes=2), DoctorVerdict.WARN),
+        (-timedelta(minutes=7), DoctorVerdict.FAIL),
+    ],
 )
-def test_doctor_compares_the_clock_with_the_stores(stack: GcsServer, ahead: timedelta, verdict: Verdict) -> None:
+def test_doctor_compares_the_clock_with_the_stores(stack: GcsServer, ahead: timedelta, verdict: DoctorVerdict) -> None:
     stack.clock_offset = -ahead
 
     lines: list[Line] = list(examine(None, replace(load_settings(), outputs=os.environ["RUNTIME_OUTPUTS"])))
@@ -214,4 +218,4 @@ def test_doctor_compares_the_clock_with_the_stores(stack: GcsServer, ahead: time
     [line] = [line for line in lines if line.check == "clock"]
     assert line.verdict is verdict
     assert "the record store's" in line.text
-    assert ("timedatectl" in (line.fix or "")) == (verdict is not Verdict.OK)
+    assert ("timedatectl" in (line.fix or "")) == (verdict is not DoctorVerdict.OK)

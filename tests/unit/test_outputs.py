@@ -23,7 +23,7 @@ from runtime.outputs import (
     NamespaceOutput,
     NetworkOutput,
     OtherQueueOutput,
-    Published,
+    PublishedCopy,
     PubSubQueueOutput,
     RecordsOutput,
     RegistryOutput,
@@ -311,14 +311,16 @@ AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 def published(**more: Any) -> dict[str, Any]:
     fields = outputs_fields(full_outputs())
-    copy = published_fields(fields, Published(digest=contract_digest(fields), at=AT, commit="c" * 40, committed_at=AT))
+    copy = published_fields(
+        fields, PublishedCopy(digest=contract_digest(fields), at=AT, commit="c" * 40, committed_at=AT)
+    )
     copy["published"].update(more)
     return json.loads(json.dumps(copy))  # type: ignore[no-any-return]
 
 
 def test_published_copy_reads_like_the_contract_and_tells_of_itself() -> None:
     assert parse_outputs(published()) == full_outputs()
-    assert read_published(published()) == Published(
+    assert read_published(published()) == PublishedCopy(
         digest=contract_digest(outputs_fields(full_outputs())), at=AT, commit="c" * 40, committed_at=AT
     )
     assert read_published(outputs_fields(full_outputs())) is None

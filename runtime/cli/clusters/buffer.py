@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from runtime.cli.clusters.common import AddressOption, DryRunOption, OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, print_list
+from runtime.cli.output import Columns, OutputFormat, print_list
 from runtime.clusters.pools import read_pools
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.cli.clusters.common import Chosen
+    from runtime.cli.clusters.common import SelectedClusters
     from runtime.clusters.warm_nodes import Wish
     from runtime.outputs import ClusterOutput
 
@@ -44,7 +44,7 @@ def buffer(
     address: AddressOption = HERE,
     cluster: OneClusterOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Ask Ray's autoscaler for the idle nodes of the pools' buffers; runs on the head.
 
@@ -113,7 +113,7 @@ def _read_host(url: str) -> str:
     raise RequestRefused(f"`--address {url}` names no host", hint=f"the head's own is `{HERE}`")
 
 
-def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[tuple[Wish, ...], list[str]]:
+def _look(chosen: SelectedClusters, cluster: ClusterOutput, address: str) -> tuple[tuple[Wish, ...], list[str]]:
     """Return what each pool with a buffer needs, and the removed pools that have living nodes. Raises
     `InfrastructureFailure` if Google or Ray does not answer."""
     from runtime.clusters.autoscaler_request import RUNS_THERE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView
     from runtime.clusters.reaper import Reaper
     from runtime.config import Settings
-    from runtime.jobs.maintenance_lock import Hold
+    from runtime.jobs.maintenance_lock import MaintenanceLock
     from runtime.outputs import ClusterOutput, StackOutputs
     from runtime.stack.google_api import GoogleApi
     from runtime.stack.iap_ssh import HeadWay
@@ -45,7 +45,7 @@ TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by
 NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
 
 
-class Chosen:
+class SelectedClusters:
     """Clusters of a stack, and the means to look at them, each opened when it is needed."""
 
     def __init__(self, outputs: StackOutputs, settings: Settings, cluster: str | None) -> None:
@@ -75,9 +75,9 @@ class Chosen:
         return Reaper(self.api, project=self.project, zone=cluster.zone)
 
 
-def open_clusters(stack: str | None, cluster: str | None) -> Chosen:
+def open_clusters(stack: str | None, cluster: str | None) -> SelectedClusters:
     settings = load_settings()
-    return Chosen(find_stack(stack, settings=settings).outputs, settings, cluster)
+    return SelectedClusters(find_stack(stack, settings=settings).outputs, settings, cluster)
 
 
 def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, ClusterOutput]:
@@ -93,7 +93,7 @@ def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, Clust
     return {name: outputs.clusters[name]}
 
 
-def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, ClusterOutput]:
+def open_one(stack: str | None, cluster: str | None) -> tuple[SelectedClusters, str, ClusterOutput]:
     """Return the stack's only cluster, or the one named, and its name. Raises `RequestRefused` if the stack has several and
     none was named."""
     chosen = open_clusters(stack, cluster)
@@ -107,7 +107,7 @@ def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, Clust
     return chosen, key, each
 
 
-def find_restart(chosen: Chosen, name: str) -> Hold | None:
+def find_restart(chosen: SelectedClusters, name: str) -> MaintenanceLock | None:
     """Return the mark of a restart of the cluster; None if there is none, or its records cannot be read, which is noted."""
     from runtime.jobs.hosts.bucket import BucketFiles, is_bucket
     from runtime.jobs.maintenance_lock import read_hold
@@ -130,7 +130,7 @@ def refuse_two_ways(address: str | None, *, tunnel: bool) -> None:
 
 @contextmanager
 def reach_dashboard(
-    chosen: Chosen,
+    chosen: SelectedClusters,
     cluster: ClusterOutput,
     address: str | None,
     user: str | None,
@@ -149,7 +149,7 @@ def reach_dashboard(
 
 
 def ask_ray(
-    chosen: Chosen,
+    chosen: SelectedClusters,
     cluster: ClusterOutput,
     address: str | None,
     user: str | None,

@@ -9,7 +9,7 @@ from typer import Option
 
 from runtime.cli.clusters.common import OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.output import Output, print_checks, print_json, print_list
+from runtime.cli.output import OutputFormat, print_checks, print_json, print_list
 from runtime.clusters.pools import Pool, read_pools
 from runtime.values import dataclass
 
@@ -38,7 +38,7 @@ def config(
     check: Annotated[bool, Option("--check", help="Ask the head whether it uses these settings.")] = False,
     cluster: OneClusterOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Print what the contract says of a cluster, and check its head.
 
@@ -68,7 +68,7 @@ def config(
         pools=tuple(read_pools(each)),
         budgets=each.budgets or {},
     )
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(shown)
         return 0
     lines = [

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from typer import Argument, Option
 
 from runtime.cli.clusters.common import (
-    Chosen,
     DryRunOption,
     OneClusterOption,
+    SelectedClusters,
     SshOption,
     UserOption,
     open_one,
@@ -134,7 +134,7 @@ def _go(
     _become(way, words, dry_run=dry_run)
 
 
-def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
+def _find_address(chosen: SelectedClusters, cluster: ClusterOutput, node: str) -> str:
     """Return the address of `NAME`, `NAME/HOST` or of an address itself."""
     try:
         return str(ip_address(node))

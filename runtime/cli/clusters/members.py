@@ -22,8 +22,8 @@ from runtime.cli.clusters.common import (
 )
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, confirm, print_list
-from runtime.clusters.members import Capacity, Step
+from runtime.cli.output import Columns, OutputFormat, confirm, print_list
+from runtime.clusters.members import MemberCapacity, MemberStep
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
@@ -31,10 +31,10 @@ from runtime.values import dataclass
 if TYPE_CHECKING:
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
-    from runtime.clusters.provisioning import Outcome
+    from runtime.clusters.provisioning import MemberOutcome
     from runtime.clusters.ray_view import RayView
 
-PLANNED = {Step.CREATE: "would be added", Step.REPLACE: "would be made again", Step.KEEP: "is there"}
+PLANNED = {MemberStep.CREATE: "would be added", MemberStep.REPLACE: "would be made again", MemberStep.KEEP: "is there"}
 
 
 class StillBusy(RequestRefused):
@@ -76,7 +76,7 @@ class MemberRow:
 def add(
     accelerator: Annotated[str, Argument(metavar="TYPE", help="Type and size of the TPU, such as v4-16.")],
     count: Annotated[int, Option(metavar="N", min=1, max=100, help="How many: NAME-0, NAME-1 and so on.")] = 1,
-    capacity: Annotated[Capacity, Option(help="How Google provides it.")] = Capacity.RESERVED,
+    capacity: Annotated[MemberCapacity, Option(help="How Google provides it.")] = MemberCapacity.RESERVED,
     name: Annotated[
         str | None, Option(metavar="NAME", help="By default the cluster's name and TYPE.", show_default=False)
     ] = None,
@@ -100,7 +100,7 @@ def add(
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Add TPUs to a cluster: reserved, on-demand, spot or preemptible, of any slice size.
 
@@ -116,7 +116,7 @@ def add(
       runtime cluster add v5litepod-16 --capacity on_demand --dry-run
     """
     from runtime.clusters.members import make_specs, plan_members, render_member
-    from runtime.clusters.provisioning import ClusterStopped, Joining
+    from runtime.clusters.provisioning import ClusterStopped, Provisioner
 
     refuse_two_ways(address, tunnel=tunnel)
     bound = parse_duration(within, field="--within")
@@ -130,7 +130,7 @@ def add(
         runtime_version=runtime_version,
     )
     reaper = chosen.reaper(each)
-    joining = Joining(chosen.api, reaper, project=chosen.project, zone=each.zone, cluster=each.cluster_name)
+    joining = Provisioner(chosen.api, reaper, project=chosen.project, zone=each.zone, cluster=each.cluster_name)
     nodes = {node.name: node for node in reaper.list_nodes()}
     steps = plan_members(specs, nodes.values(), each.cluster_name)
     facts = joining.read_head(each.head)
@@ -172,7 +172,7 @@ def remove(
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Remove members from a cluster, and their TPUs with them.
 
@@ -230,7 +230,7 @@ def _looker(url: str) -> Callable[[], RayView]:
     return lambda: read_ray(url)
 
 
-def _planned(spec: MemberSpec, step: Step, node: TpuNode | None) -> MemberRow:
+def _planned(spec: MemberSpec, step: MemberStep, node: TpuNode | None) -> MemberRow:
     return MemberRow(
         name=spec.name,
         accelerator=spec.accelerator,
@@ -240,7 +240,7 @@ def _planned(spec: MemberSpec, step: Step, node: TpuNode | None) -> MemberRow:
     )
 
 
-def _done(outcome: Outcome) -> MemberRow:
+def _done(outcome: MemberOutcome) -> MemberRow:
     if outcome.error is not None:
         result = "removed again" if outcome.removed else "failed"
     elif not outcome.joined:
@@ -268,7 +268,7 @@ def _row(member: TpuNode, result: str, error: str | None = None) -> MemberRow:
     )
 
 
-def _print(rows: list[MemberRow], output: Output) -> None:
+def _print(rows: list[MemberRow], output: OutputFormat) -> None:
     columns: Columns = {
         "MEMBER": "name",
         "TYPE": "accelerator",

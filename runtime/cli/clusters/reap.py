@@ -14,14 +14,14 @@ from typer import Option
 from runtime.cli.clusters.common import ClusterOption, open_clusters
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, format_count, print_list
+from runtime.cli.output import Columns, OutputFormat, format_count, print_list
 from runtime.clusters.pools import read_pools
 from runtime.clusters.reap_policy import Suspicion
 from runtime.units import count_noun, format_time, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.clusters.reap_policy import Dead
+    from runtime.clusters.reap_policy import DeadResource
     from runtime.clusters.reaper import ReapRun
 
 
@@ -89,7 +89,7 @@ def reap(
         Path | None, Option(metavar="FILE", help="Write numbers for Prometheus to it.", show_default=False)
     ] = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Remove TPU nodes that will never work again.
 
@@ -103,13 +103,13 @@ def reap(
       runtime cluster reap --cluster main -o json
       runtime cluster reap --metrics-file /var/lib/node_exporter/reaper.prom
     """
-    from runtime.clusters.metrics import Measured, write_metrics
-    from runtime.clusters.reap_policy import Bounds
+    from runtime.clusters.metrics import ClusterMetrics, write_metrics
+    from runtime.clusters.reap_policy import ReapTimes
     from runtime.clusters.reaper import reap_once
-    from runtime.clusters.reaper_state import Memory, load_memory, save_memory, share_pause
+    from runtime.clusters.reaper_state import ReaperState, load_memory, save_memory, share_pause
 
     wait = parse_duration(longest_wait, field="--longest-wait")
-    bounds = Bounds(
+    bounds = ReapTimes(
         creation=parse_duration(longest_creation, field="--longest-creation"),
         deletion=parse_duration(longest_deletion, field="--longest-deletion"),
         incomplete=wait,
@@ -119,7 +119,7 @@ def reap(
     folder = state or chosen.settings.cache_dir / "clusters"
     began = time.monotonic()
     reports, measured, changed = [], [], {}
-    zones: dict[Path, Memory] = {}
+    zones: dict[Path, ReaperState] = {}
     for name, each in chosen.clusters.items():
         memory_file = folder / f"{chosen.project}-{each.cluster_name}.json"
         before = load_memory(memory_file)
@@ -129,13 +129,13 @@ def reap(
         run, after = reap_once(
             chosen.reaper(each), each.cluster_name, before, datetime.now(UTC), bounds=bounds, dry_run=dry_run
         )
-        zones[zone_file] = share_pause(Memory(), after)
+        zones[zone_file] = share_pause(ReaperState(), after)
         if not dry_run and after != before:
             changed[memory_file] = after
         if not dry_run and zones[zone_file] != zone:
             changed[zone_file] = zones[zone_file]
         most = {pool.name: pool.max for pool in read_pools(each)}
-        measured.append(Measured(cluster=each.cluster_name, max=most, run=run, memory=after))
+        measured.append(ClusterMetrics(cluster=each.cluster_name, max=most, run=run, memory=after))
         reports.append(_report(name, run, most, dry_run=dry_run))
     took = time.monotonic() - began
     _print_reports(reports, output)
@@ -150,7 +150,7 @@ def reap(
 def _report(name: str, run: ReapRun, most: Mapping[str, int], *, dry_run: bool) -> ReapReport:
     plan = run.plan
 
-    def row(dead: Dead, **more: Any) -> ReapRow:
+    def row(dead: DeadResource, **more: Any) -> ReapRow:
         return ReapRow(cluster=name, name=dead.name, pool=dead.pool, why=dead.why, again=dead.again, **more)
 
     if dry_run:
@@ -182,8 +182,8 @@ def _report(name: str, run: ReapRun, most: Mapping[str, int], *, dry_run: bool) 
     )
 
 
-def _print_reports(reports: list[ReapReport], output: Output) -> None:
-    if output is Output.JSON:
+def _print_reports(reports: list[ReapReport], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_list(reports, {}, output)
     else:
         columns: Columns = {

@@ -24,14 +24,14 @@ from runtime.cli.clusters.common import (
 from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, confirm, print_list
+from runtime.cli.output import Columns, OutputFormat, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.port_forward import need_programs
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.cli.clusters.common import Chosen
+    from runtime.cli.clusters.common import SelectedClusters
     from runtime.client.jobs.cluster_restart import ClusterRestart, Means
     from runtime.client.jobs.reconcile import KeptJob
     from runtime.client.jobs.targets import OpenTarget
@@ -90,7 +90,7 @@ def restart_words(session: str | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartStep:
+class PlanRow:
     """A line of `--dry-run`."""
 
     step: str
@@ -116,7 +116,7 @@ def restart(
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Restart Ray on a cluster's head, with its waiting files, and take up all jobs that are open.
 
@@ -182,21 +182,21 @@ def _give_up(
     key: str,
     token: str,
     by: str,
-    output: Output,
+    output: OutputFormat,
     *,
     yes: bool,
 ) -> int:
     """End what `view` shows of a restart; returns the exit code."""
     from runtime.cli.keep import COLUMNS
-    from runtime.clusters.restart import Step, give_up, tell_standing
+    from runtime.clusters.restart import RestartStep, give_up, tell_standing
 
-    done: set[Step] = set()
+    done: set[RestartStep] = set()
     if view.hold is not None:
         note(f"{key}: {tell_standing(view)}")
         confirm(f"give up the restart of {view.hold.by}", yes=yes)
         with _at_work(place, key, by, world):
             done = give_up(world, token=token)
-    if Step.TAKE_UP in done:
+    if RestartStep.TAKE_UP in done:
         return _print_kept(world.kept, f"{key}: the restart was given up", output)
     print_list([], COLUMNS, output)
     if not done:
@@ -226,7 +226,7 @@ def _at_work(place: OpenTarget, key: str, by: str, world: ClusterRestart) -> Ite
         held.release()
 
 
-def _print_kept(kept: Sequence[KeptJob], done: str, output: Output) -> int:
+def _print_kept(kept: Sequence[KeptJob], done: str, output: OutputFormat) -> int:
     """Print what became of each open job; returns the exit code."""
     from runtime.cli.keep import COLUMNS
     from runtime.client.jobs.cluster_restart import goes_on
@@ -247,7 +247,7 @@ def _print_kept(kept: Sequence[KeptJob], done: str, output: Output) -> int:
     return LEFT if left else 0
 
 
-def _find_means(chosen: Chosen, cluster: ClusterOutput, way: HeadWay) -> Means:
+def _find_means(chosen: SelectedClusters, cluster: ClusterOutput, way: HeadWay) -> Means:
     from runtime.client.jobs.cluster_restart import Means
     from runtime.clusters.head_config import read_head
 
@@ -269,7 +269,9 @@ def _restart_head(way: HeadWay, session: str | None) -> None:
         raise HeadNotRestarted(way.head, code)
 
 
-def _print_plan(world: ClusterRestart, view: RestartView, place: OpenTarget, output: Output, *, give_up: bool) -> None:
+def _print_plan(
+    world: ClusterRestart, view: RestartView, place: OpenTarget, output: OutputFormat, *, give_up: bool
+) -> None:
     """Print each step with what it would do now, and the jobs by name."""
     from runtime.client.jobs.cluster_jobs import list_places
     from runtime.clusters.restart import foresee, foresee_give_up
@@ -280,7 +282,7 @@ def _print_plan(world: ClusterRestart, view: RestartView, place: OpenTarget, out
         lines = foresee_give_up(view, open_jobs=count)
     else:
         lines = foresee(view, boot=world.read_boot(), open_jobs=count)
-    print_list([RestartStep(step=step, what=what) for step, what in lines], PLAN, output)
+    print_list([PlanRow(step=step, what=what) for step, what in lines], PLAN, output)
     if view.session is None:
         note("the head does not answer: its jobs are not known")
     for each in view.jobs:

@@ -20,8 +20,8 @@ from runtime.cli.clusters.common import (
 )
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, print_list
-from runtime.clusters.drift import Mismatch, PoolStanding
+from runtime.cli.output import Columns, OutputFormat, print_list
+from runtime.clusters.drift import Mismatch, PoolDrift
 from runtime.clusters.pools import read_pools
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
@@ -30,7 +30,7 @@ from runtime.values import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.cli.clusters.common import Chosen
+    from runtime.cli.clusters.common import SelectedClusters
     from runtime.clusters.nodes import TpuNode
     from runtime.clusters.pools import Pool
     from runtime.clusters.ray_view import RayView
@@ -74,7 +74,7 @@ class ClusterStatus:
     zone: str
     head: bool | None
     """Whether Google has a head of this cluster; None if heads cannot be listed."""
-    pools: tuple[PoolStanding, ...]
+    pools: tuple[PoolDrift, ...]
     queued: Mapping[str, int]
     """State → queued resources of the cluster."""
     wanted: Mapping[str, int]
@@ -88,7 +88,7 @@ class ClusterStatus:
     """Why Ray's side is not shown; None if it is."""
 
 
-def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+def list_(stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """List the clusters of the stack, from its contract alone.
 
     \b
@@ -129,7 +129,7 @@ def status(
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Show what the stack wants, and what there is.
 
@@ -167,7 +167,9 @@ def status(
     return 3 if failed else 0
 
 
-def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None) -> ClusterStatus:
+def _look(
+    chosen: SelectedClusters, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None
+) -> ClusterStatus:
     from runtime.clusters.drift import compare_pools, find_mismatches
     from runtime.clusters.reap_policy import plan_reaping
 
@@ -214,7 +216,7 @@ def _name_jobs(ray: RayView, nodes: Sequence[TpuNode]) -> tuple[JobRow, ...]:
     )
 
 
-def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
+def _find_hold(chosen: SelectedClusters, name: str) -> Iterator[Mismatch]:
     """Yield that the cluster is being restarted, as far as its records can be read."""
     from runtime.jobs.ledger import now
     from runtime.jobs.maintenance_lock import HINT
@@ -227,11 +229,11 @@ def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     cluster: str
-    pool: PoolStanding
+    pool: PoolDrift
 
 
-def _print(shown: list[ClusterStatus], output: Output) -> None:
-    if output is Output.JSON:
+def _print(shown: list[ClusterStatus], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_list(shown, {}, output)
         return
     columns: Columns = {
@@ -259,7 +261,7 @@ def _print(shown: list[ClusterStatus], output: Output) -> None:
             note(f"  next: {mismatch.next}")
 
 
-def _describe_least(pool: PoolStanding) -> str | int:
+def _describe_least(pool: PoolDrift) -> str | int:
     return f"{pool.min:,}, {pool.buffer:,} idle" if pool.buffer else pool.min
 
 

@@ -19,7 +19,7 @@ from runtime.cli.clusters.common import (
 from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.console import note
-from runtime.cli.output import Columns, Output, confirm, print_list
+from runtime.cli.output import Columns, OutputFormat, confirm, print_list
 from runtime.clusters.head_config import NAMESPACE, STATE, STOPPED
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
@@ -27,7 +27,7 @@ from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.nodes import ZoneView
-    from runtime.clusters.reap_policy import Dead
+    from runtime.clusters.reap_policy import DeadResource
     from runtime.clusters.reaper import Removal
     from runtime.stack.iap_ssh import HeadWay
 
@@ -83,7 +83,7 @@ def stop(
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> int:
     """Remove what a cluster would leave billing.
 
@@ -160,7 +160,9 @@ def _stop_ray(way: HeadWay) -> None:
         raise HeadStillRuns(way.head, code, shlex.join(render_ssh(way, STOP_RAY)))
 
 
-def _row(cluster: str, dead: Dead, *, removed: bool = False, gone: bool = False, error: str | None = None) -> StopRow:
+def _row(
+    cluster: str, dead: DeadResource, *, removed: bool = False, gone: bool = False, error: str | None = None
+) -> StopRow:
     return StopRow(
         cluster=cluster,
         name=dead.name,
@@ -173,7 +175,7 @@ def _row(cluster: str, dead: Dead, *, removed: bool = False, gone: bool = False,
     )
 
 
-def _print(rows: list[StopRow], output: Output) -> None:
+def _print(rows: list[StopRow], output: OutputFormat) -> None:
     columns: Columns = {
         "CLUSTER": "cluster",
         "KIND": "kind",

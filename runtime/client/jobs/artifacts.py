@@ -20,7 +20,7 @@ from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone, RequestRefused, UnknownName
 from runtime.jobs.artifacts import owner_of
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import LedgerEntry, Outcome, as_damage, check_index, job_folder, read_object
+from runtime.jobs.ledger import LedgerEntry, RunOutcome, as_damage, check_index, job_folder, read_object
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun
@@ -134,7 +134,7 @@ def _find_newest(job: JobHandle, entry: LedgerEntry, index: int, tag: str) -> Ru
     return None
 
 
-def _owner_of_result(job: JobHandle, entry: LedgerEntry, index: int) -> tuple[str, Outcome | None]:
+def _owner_of_result(job: JobHandle, entry: LedgerEntry, index: int) -> tuple[str, RunOutcome | None]:
     """The job whose folder has the run, which is an earlier one if a retry as a new job took its result over, and its outcome."""
     outcome = entry.outcomes.get(index)
     if outcome is None or job.files.names(f"{job_folder(job.id)}/runs/{index}/artifacts"):

@@ -21,7 +21,7 @@ RECORDS = "records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportedBundle:
     job: str
     name: str
     target: str
@@ -30,7 +30,7 @@ class Imported:
     new: bool
 
 
-def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
+def import_bundle(folder: str, on: str, settings: Settings) -> list[ImportedBundle]:
     """Read a bundle's folder, as the machine of target `on` sees it, and record its jobs. Safe to repeat.
 
     Raises `NotPossible` for a folder that is no bundle, and for one that was not submitted.
@@ -49,7 +49,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
     return found
 
 
-def _import(files: Files, target: str) -> Iterator[Imported]:
+def _import(files: Files, target: str) -> Iterator[ImportedBundle]:
     for job in ledger.list_jobs(files):
         folder = job_folder(job)
         text = files.read(f"{folder}/bundle.json")
@@ -70,6 +70,6 @@ def _import(files: Files, target: str) -> Iterator[Imported]:
             native = NativeJob(name=parts[part], native_id=native_id, part=part, epoch=1, at=ledger.now())
             ledger.record_native(files, job, native)
         files.create(f"{folder}/launched", format_time(ledger.now()).encode())
-        yield Imported(
+        yield ImportedBundle(
             job=job, name=bundle["name"], target=target, records=files.root, native_ids=tuple(ids.values()), new=new
         )

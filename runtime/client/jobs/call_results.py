@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
-from runtime.client.values import CallFailed, End, Stored, load_raised, load_returned, parse_stored
+from runtime.client.values import CallFailed, End, StoredValue, load_raised, load_returned, parse_stored
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import IndexStatus, LedgerEntry, Outcome, job_folder, read_objects
+from runtime.jobs.ledger import IndexStatus, LedgerEntry, RunOutcome, job_folder, read_objects
 from runtime.jobs.plan import owner_name
 from runtime.shim.files import VALUE
 
 
-def read_stored(files: Files, job: str, outcomes: Mapping[int, Outcome]) -> dict[int, Stored | None]:
+def read_stored(files: Files, job: str, outcomes: Mapping[int, RunOutcome]) -> dict[int, StoredValue | None]:
     """Return the value file of each index's last attempt, None if there is none. A result that `retry` carried over is read
     from the job that made it."""
     places = {index: _place(job, index, outcome.attempt) for index, outcome in outcomes.items()}
@@ -35,12 +35,12 @@ def _place(job: str, index: int, attempt: int) -> str:
     return f"{job_folder(job)}/runs/{index}/a{attempt:04d}/{VALUE}"
 
 
-def end_of(entry: LedgerEntry, run: IndexStatus) -> Outcome:
+def end_of(entry: LedgerEntry, run: IndexStatus) -> RunOutcome:
     """Return how a run ended: the result that its shim committed, or else the state that the backend reports."""
     if run.index in entry.outcomes:
         return entry.outcomes[run.index]
     reason = run.reason or EndReason.LOST
-    return Outcome(job=entry.id, index=run.index, reason=reason, code=run.exit_code or 1, attempt=run.attempt or 0)
+    return RunOutcome(job=entry.id, index=run.index, reason=reason, code=run.exit_code or 1, attempt=run.attempt or 0)
 
 
 def check_own(entry: LedgerEntry) -> None:
@@ -52,13 +52,13 @@ def check_own(entry: LedgerEntry) -> None:
         )
 
 
-def read_ends(files: Files, entry: LedgerEntry, outcomes: Mapping[int, Outcome]) -> dict[int, End]:
+def read_ends(files: Files, entry: LedgerEntry, outcomes: Mapping[int, RunOutcome]) -> dict[int, End]:
     """Return the ends of runs by their indices, whose values are read, and not yet loaded."""
     stored = read_stored(files, entry.id, outcomes)
     return {index: _end(stored[index], outcome, describe_call(entry, index)) for index, outcome in outcomes.items()}
 
 
-def _end(stored: Stored | None, outcome: Outcome, what: str) -> End:
+def _end(stored: StoredValue | None, outcome: RunOutcome, what: str) -> End:
     def take() -> Any:
         if outcome.reason is EndReason.CANCELLED:
             raise CancelledError(f"{what} was cancelled")
@@ -70,7 +70,7 @@ def _end(stored: Stored | None, outcome: Outcome, what: str) -> End:
     return End(take=take, cancelled=outcome.reason is EndReason.CANCELLED, failure=raised or str(outcome.reason))
 
 
-def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
+def take_value(stored: StoredValue | None, outcome: RunOutcome, what: str) -> Any:
     """Return the value of an ended run, or raise its function's exception. Raises `CallFailed` for a run without either."""
     problem = find_problem(stored, outcome, what)
     if problem is not None:
@@ -79,7 +79,7 @@ def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
     return load_returned(stored, what)
 
 
-def find_problem(stored: Stored | None, outcome: Outcome, what: str) -> BaseException | None:
+def find_problem(stored: StoredValue | None, outcome: RunOutcome, what: str) -> BaseException | None:
     """Return the exception of an ended run's function, a `CallFailed` for a run without a value, or None."""
     if outcome.reason is EndReason.SUCCEEDED and stored is not None and not stored.raised:
         return None

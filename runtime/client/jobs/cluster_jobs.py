@@ -13,7 +13,7 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Target
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher
-from runtime.launchers.ray.settings import Place, RaySettings, default_root
+from runtime.launchers.ray.settings import RaySettings, RayTarget, default_root
 from runtime.outputs import StackOutputs
 from runtime.stack.iap_ssh import HeadWay, find_way
 from runtime.values import replace
@@ -41,7 +41,7 @@ def open_cluster_jobs(
             hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
         )
     tunnel = None if address else way or find_way(outputs, outputs.clusters[cluster])
-    place = Place(
+    place = RayTarget(
         target=cluster,
         root=default_root(url, cluster),
         python=RaySettings().python,
@@ -51,7 +51,7 @@ def open_cluster_jobs(
     return open_place(place, settings)
 
 
-def open_place(place: Place, settings: Settings) -> OpenTarget:
+def open_place(place: RayTarget, settings: Settings) -> OpenTarget:
     """Open a record root and a head; nothing is asked yet."""
     host = RayHost(place)
     host.files.keep_to(KnownRoot(place.target, host.files.address, settings.data_dir))

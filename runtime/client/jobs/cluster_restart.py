@@ -13,13 +13,13 @@ from runtime.client.jobs.targets import OpenTarget
 from runtime.clusters.nodes import JOINS_LABEL
 from runtime.clusters.ray_view import read_ray
 from runtime.clusters.reaper import Reaper, reap_once
-from runtime.clusters.reaper_state import Memory
-from runtime.clusters.restart import HeadJob, RestartView, Step, TakenOver, has_restarted
+from runtime.clusters.reaper_state import ReaperState
+from runtime.clusters.restart import HeadJob, RestartStep, RestartTakenOver, RestartView, has_restarted
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
 from runtime.jobs import ledger, maintenance_lock
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.maintenance_lock import Hold
+from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.discovery import find_job, read_grace, read_metadata
 from runtime.launchers.ray.launcher import RayHost
@@ -101,7 +101,7 @@ class ClusterRestart:
         stale = held is not None and not held.blocks(ledger.now())
         return RestartView(hold=held, session=session, jobs=jobs, stale=stale)
 
-    def act(self, step: Step, view: RestartView) -> None:
+    def act(self, step: RestartStep, view: RestartView) -> None:
         getattr(self, f"_{step}")(view)
 
     # steps
@@ -119,7 +119,7 @@ class ClusterRestart:
                 self._tell(f"the mark of {old.by} is older than an hour: beginning anew")
             # What was asked to end stays named: the head may still know it as stopped.
             asked = old.asked if old else ()
-            new = Hold(
+            new = MaintenanceLock(
                 token=self._token,
                 by=self._by,
                 since=at,
@@ -194,7 +194,7 @@ class ClusterRestart:
 
     def _reap(self, view: RestartView) -> None:
         try:
-            run, _ = reap_once(self._means.reaper(), self._means.ray_name, Memory(), system.now())
+            run, _ = reap_once(self._means.reaper(), self._means.ray_name, ReaperState(), system.now())
         except (InfrastructureFailure, NotPossible) as problem:
             self._tell(f"nothing was reaped, which the head's reaper does: {explain_briefly(problem)}")
             return
@@ -322,7 +322,7 @@ class ClusterRestart:
         except (InfrastructureFailure, NotPossible):
             return {}
 
-    def _held(self, view: RestartView) -> Hold:
+    def _held(self, view: RestartView) -> MaintenanceLock:
         assert view.hold is not None
         return view.hold
 
@@ -334,18 +334,18 @@ class ClusterRestart:
             system.sleep(_LOOK_S)
         return True
 
-    def _change(self, **changes: Any) -> Hold:
+    def _change(self, **changes: Any) -> MaintenanceLock:
         """Change the mark as it is now, and renew it."""
         held = replace(self._read_own(), renewed=ledger.now(), **changes)
         maintenance_lock.write_hold(self._place.files, held)
         return held
 
-    def _read_own(self) -> Hold:
-        """The mark. Raises `TakenOver` if it is not ours."""
+    def _read_own(self) -> MaintenanceLock:
+        """The mark. Raises `RestartTakenOver` if it is not ours."""
         held = maintenance_lock.read_hold(self._place.files)
         if held is None or held.token != self._token:
             self.marked = False
-            raise TakenOver(held)
+            raise RestartTakenOver(held)
         return held
 
 

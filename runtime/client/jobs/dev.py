@@ -15,7 +15,7 @@ from typing import Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, code_rules, prepare
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, PreparedLaunch, code_rules, prepare
 from runtime.client.jobs.targets import open_target
 from runtime.config import Settings
 from runtime.errors import NotPossible
@@ -55,24 +55,24 @@ class CommandEnd:
 
 
 def open_machine(
-    request: Request,
+    request: LaunchRequest,
     target: Target,
     settings: Settings,
     options: LaunchOptions,
     progress: Callable[[str], None] = lambda text: None,
-) -> tuple[Machine, Prepared]:
+) -> tuple[DevMachine, PreparedLaunch]:
     """Launch a machine for a folder, or go on with the one that is still held for it. Raises as `carry_out`."""
     prepared = prepare(request, target, settings, replace(options, hold=True))
     prepared = _choose(prepared, again=options.again)
     job = carry_out(prepared, replace(options, again=False), progress)
     try:
-        return Machine(job, prepared), prepared
+        return DevMachine(job, prepared), prepared
     except BaseException:
         job.close()
         raise
 
 
-def _choose(prepared: Prepared, *, again: bool) -> Prepared:
+def _choose(prepared: PreparedLaunch, *, again: bool) -> PreparedLaunch:
     """Return the plan of the machine that is still held for the folder, or of the next one."""
     plan, hold = prepared.plan, prepared.plan.job.hold
     assert hold is not None
@@ -91,10 +91,10 @@ def _choose(prepared: Prepared, *, again: bool) -> Prepared:
     return replace(prepared, plan=prepared.launcher.plan(plan.spec, plan.target, identity, prepared.context))
 
 
-class Machine:
+class DevMachine:
     """The machine from its client's side."""
 
-    def __init__(self, job: JobHandle, prepared: Prepared) -> None:
+    def __init__(self, job: JobHandle, prepared: PreparedLaunch) -> None:
         """Take the machine over: an earlier client of it learns that at its next beat."""
         self.job, self.files = job, job.files
         self.tree = 0
@@ -158,7 +158,7 @@ class Machine:
         self.files.write(f"{self._folder}/{number}.tar", snapshot.archive)
         about = {"sha256": snapshot.id.removeprefix("sha256:"), "command": self._command}
         if not self.files.create(f"{self._folder}/{number}.json", json.dumps(about).encode()):
-            raise TakenOver(self.job)
+            raise MachineTakenOver(self.job)
         self.tree, self._sent = number, wanted
         for ending in ("json", "tar"):
             # The machine may be unpacking the last one.
@@ -166,11 +166,11 @@ class Machine:
         return True
 
     def beat(self) -> None:
-        """Move the counter on if it is due. Raises `TakenOver` if a later client goes on with the machine."""
+        """Move the counter on if it is due. Raises `MachineTakenOver` if a later client goes on with the machine."""
         if system.monotonic() < self._due:
             return
         if max(self._clients(), default=0) > self._client:
-            raise TakenOver(self.job)
+            raise MachineTakenOver(self.job)
         self._beats += 1
         self.files.write(f"{self._folder}/{BEAT}", f"{self._client} {self._beats}".encode())
         self._due = system.monotonic() + BEAT_S
@@ -211,7 +211,7 @@ class Machine:
         return []
 
 
-class TakenOver(NotPossible):
+class MachineTakenOver(NotPossible):
     """Another client goes on with the machine."""
 
     def __init__(self, job: JobHandle) -> None:
@@ -224,7 +224,7 @@ class TakenOver(NotPossible):
 class Folder:
     """The folder whose states run on the machine."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedLaunch) -> None:
         spec, settings = prepared.plan.spec, prepared.context.settings
         self._path: Path = prepared.context.base / spec.code.path
         self._rules: SnapshotRules = code_rules(spec, settings, prepared.target)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
-from runtime.client.jobs.notifications import Unsent, describe_unsent, read_unsent
+from runtime.client.jobs.notifications import UnsentMessage, describe_unsent, read_unsent
 from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
-from runtime.jobs.death_cause import Raised, describe_code, find_raised
-from runtime.jobs.hosts.base import Room, read_tail
+from runtime.jobs.death_cause import UncaughtException, describe_code, find_raised
+from runtime.jobs.hosts.base import FreeSpace, read_tail
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
 from runtime.jobs.log_follower import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.plan import NativeState
@@ -42,7 +42,7 @@ class JobFacts:
     index: int
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
-    raised: Raised | None = None
+    raised: UncaughtException | None = None
     """The exception that ended it, if its log has one."""
     backend_log: tuple[str, ...] = ()
     """Last lines of the backend's own log: of programs before the shim, and of the shim itself."""
@@ -56,9 +56,9 @@ class JobFacts:
     """None if it was not looked for, or if nothing is counted yet."""
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, if nothing of it has begun."""
-    room: Room | None = None
+    room: FreeSpace | None = None
     """Free space in the record root; None if it was not looked for."""
-    unsent: tuple[Unsent, ...] = ()
+    unsent: tuple[UnsentMessage, ...] = ()
     """Messages about its end that are not known to be sent."""
 
 
@@ -336,7 +336,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def describe_room(room: Room) -> str:
+def describe_room(room: FreeSpace) -> str:
     """`3.2 GiB and 1,204 files`"""
     parts = [format_size(room.bytes)] if room.bytes is not None else []
     parts += [count_noun(room.files, "file")] if room.files is not None else []

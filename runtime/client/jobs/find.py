@@ -275,7 +275,7 @@ def _ask(name: str, target: Target, settings: Settings, *, judge: bool) -> Itera
         folders = {f"{job_folder(job)}/intent.json": job for job in ledger.list_jobs(place.files)}
         intents = ledger.read_objects(place.files, folders)
         wanted = [folders[file] for file, intent in intents.items() if intent.get("name") == name]
-        damaged: list[ledger.Damaged] = []
+        damaged: list[ledger.DamagedFile] = []
         entries = ledger.read_many_entries(place.files, wanted, tell=damaged.append)
         if damaged:
             raise damaged[0]  # it may be the one that is meant, and it may live

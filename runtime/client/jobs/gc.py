@@ -28,7 +28,7 @@ from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
 from runtime.jobs.log_follower import find_living
 from runtime.jobs.notices import drop_notices
-from runtime.jobs.plan import NativeState, Owned
+from runtime.jobs.plan import NativeState, OwnedResource
 from runtime.jobs.run_config import find_unnoted
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
@@ -140,7 +140,7 @@ def _list_used(entries: Iterable[LedgerEntry]) -> set[str]:
 
 
 def _find_unsubmitted(
-    statuses: Iterable[JobStatus], place: OpenTarget, owned: Mapping[str, Sequence[Owned]]
+    statuses: Iterable[JobStatus], place: OpenTarget, owned: Mapping[str, Sequence[OwnedResource]]
 ) -> list[JobStatus]:
     """List jobs whose launch was cut off before it submitted anything, as far as the record and the backend know."""
     files = place.files
@@ -175,12 +175,12 @@ def _judge_closely(
 
 def _can_go_on(status: JobStatus, natives: Sequence[NativeState], place: OpenTarget) -> bool:
     """Whether `runtime keep` would take the job up: it was lost, and has not ended."""
-    from runtime.client.jobs.reconcile import Act, decide_keep
+    from runtime.client.jobs.reconcile import ReconcileAction, decide_keep
 
     # Of jobs whose runs all have their results, not even the native jobs are known.
     if not place.launcher.takes_up or not open_runs(status.entry):
         return False
-    return decide_keep(status.entry, natives, takes_up=True).act is Act.TAKE_UP
+    return decide_keep(status.entry, natives, takes_up=True).act is ReconcileAction.TAKE_UP
 
 
 def _tell_lost(jobs: Sequence[str]) -> str:
@@ -234,22 +234,22 @@ def _remover(mark: bytes) -> str:
         return mark.decode()
 
 
-def _list_owned(place: OpenTarget, owner: str | None) -> Mapping[str, list[Owned]]:
+def _list_owned(place: OpenTarget, owner: str | None) -> Mapping[str, list[OwnedResource]]:
     """Job → what the backend holds of it by its own labels; empty for a backend without any."""
-    found: dict[str, list[Owned]] = {}
+    found: dict[str, list[OwnedResource]] = {}
     if isinstance(place.launcher, ListsOwned):
         for each in place.launcher.owned(place.target, place.host, owner=owner):
             found.setdefault(each.job, []).append(each)
     return found
 
 
-def _lives(owned: Iterable[Owned]) -> bool:
+def _lives(owned: Iterable[OwnedResource]) -> bool:
     return any(each.live for each in owned)
 
 
 def _find_strays(
     place: OpenTarget,
-    owned: Mapping[str, list[Owned]],
+    owned: Mapping[str, list[OwnedResource]],
     known: set[str],
     *,
     older_than: timedelta,
@@ -284,7 +284,9 @@ def _is_known(files: Files, job: str) -> bool:
         return True
 
 
-def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, owned: Mapping[str, list[Owned]]) -> set[str]:
+def _find_living(
+    statuses: Sequence[JobStatus], place: OpenTarget, owned: Mapping[str, list[OwnedResource]]
+) -> set[str]:
     """Find jobs with a living native job, though every run has its result."""
     listed = {job for status in statuses if _lives(owned.get(job := status.entry.id, ()))}
     if find_keeper(place.launcher):

@@ -16,7 +16,7 @@ from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, U
 from runtime.jobs import ledger, open_jobs
 from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.indices import open_runs
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, RunOutcome, job_folder, newest_natives
 from runtime.jobs.log_follower import LOOK_S, LifeWatch, describe_watch
 from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState
@@ -165,7 +165,7 @@ class JobHandle(OpenTarget):
         stored = call_results.read_stored(self.files, self.id, {outcome.index: outcome})[outcome.index]
         return call_results.find_problem(stored, outcome, call_results.describe_call(entry, outcome.index))
 
-    def _await_own(self, timeout: Span | None) -> tuple[LedgerEntry, dict[int, Outcome]]:
+    def _await_own(self, timeout: Span | None) -> tuple[LedgerEntry, dict[int, RunOutcome]]:
         """Wait for the end; returns how each run ended, by its index. Raises `NotPossible` for another user's job."""
         from runtime.client.jobs import call_results
 

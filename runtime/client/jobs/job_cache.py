@@ -120,7 +120,7 @@ def is_recent(each: JobLine, place: int, now: datetime) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class LaunchedJob:
     """A job that was launched from this machine, or imported here."""
 
     job: str
@@ -187,7 +187,7 @@ def name_terminal() -> str:
     return f"{machine_id()}/{session}/{started or ''}"
 
 
-def list_launched(settings: Settings) -> list[Launched]:
+def list_launched(settings: Settings) -> list[LaunchedJob]:
     """Return the jobs launched from here, the newest first."""
     names = {}
     for entry in _scan(_launches(settings)):
@@ -197,7 +197,7 @@ def list_launched(settings: Settings) -> list[Launched]:
     for entry in _scan(settings.data_dir / "launched"):
         with contextlib.suppress(OSError):
             at = datetime.fromtimestamp(entry.stat().st_mtime, UTC)
-            found.append(Launched(job=entry.name, name=names.get(entry.name, ""), at=at))
+            found.append(LaunchedJob(job=entry.name, name=names.get(entry.name, ""), at=at))
     return sorted(found, key=lambda each: each.at, reverse=True)
 
 
@@ -213,7 +213,7 @@ def list_names(settings: Settings) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def find_from_terminal(settings: Settings) -> Launched | None:
+def find_from_terminal(settings: Settings) -> LaunchedJob | None:
     """Return the job that was launched last from the terminal of this process."""
     here = name_terminal()
     for each in list_launched(settings)[:_TERMINALS_READ]:
@@ -233,7 +233,7 @@ def read_place(job: str, settings: Settings) -> tuple[str, str | None] | None:
 
 
 def list_out_of_reach(
-    targets: Iterable[Target], settings: Settings, fits: Callable[[Launched], bool]
+    targets: Iterable[Target], settings: Settings, fits: Callable[[LaunchedJob], bool]
 ) -> dict[str, str]:
     """Return the fitting launches whose target is not among `targets`, or was defined otherwise: job → what is known.
 
@@ -367,7 +367,7 @@ def list_known(
     return found
 
 
-def _launch_line(each: Launched, target: str, settings: Settings) -> JobLine:
+def _launch_line(each: LaunchedJob, target: str, settings: Settings) -> JobLine:
     note = _read_json(_launches(settings) / f"{each.job}.{each.name}") if each.name else {}
     runs, gpus, owner = note.get("runs"), note.get("gpus"), note.get("owner")
     return JobLine(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from runtime.client.jobs import launch_diff
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.job_cache import count_gpus, forget_job, remember_job
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, code_rules, prepare
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, LaunchRequest, PreparedLaunch, code_rules, prepare
 from runtime.client.jobs.price_check import agree_to_price
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def launch(
-    job: Request | JobSpec | Mapping[str, Any] | Sequence[str] | Callable[..., Any],
+    job: LaunchRequest | JobSpec | Mapping[str, Any] | Sequence[str] | Callable[..., Any],
     on: str | Sequence[str] = (),
     *,
     args: Sequence[Any] = (),
@@ -72,7 +72,7 @@ def launch(
         job, options = fields_of_call(job, args, kwargs, fields=fields, options=options)
     elif args or kwargs or fields:
         job = _add_fields(job, args, kwargs, fields)
-    request = job if isinstance(job, Request) else Request(job)
+    request = job if isinstance(job, LaunchRequest) else LaunchRequest(job)
     targets = request.choose_targets([on] if isinstance(on, str) else on, settings)
     handed: list[Target] = []
     if len(targets) > 1 and not options.again:
@@ -107,7 +107,7 @@ def _add_fields(
         )
     if isinstance(job, Mapping):
         return {**job, **fields}
-    if isinstance(job, JobSpec | Request):
+    if isinstance(job, JobSpec | LaunchRequest):
         raise RequestRefused(
             "fields were given beside a whole spec",
             hint="runtime.values.replace(spec, …), or pass the fields of a job file",
@@ -117,7 +117,7 @@ def _add_fields(
     return {"command": job if isinstance(job, str) else list(job), **fields}
 
 
-def _was_launched(request: Request, target: Target, settings: Settings, options: LaunchOptions) -> bool:
+def _was_launched(request: LaunchRequest, target: Target, settings: Settings, options: LaunchOptions) -> bool:
     """Whether this very launch was made on this target, from here."""
     try:
         job = prepare(request, target, settings, options).plan.job.id
@@ -126,12 +126,12 @@ def _was_launched(request: Request, target: Target, settings: Settings, options:
     return (settings.data_dir / "launched" / job).exists()
 
 
-def _open(prepared: Prepared) -> OpenTarget:
+def _open(prepared: PreparedLaunch) -> OpenTarget:
     return open_target(prepared.plan.target, prepared.context, prepared.launcher)
 
 
 def carry_out(
-    prepared: Prepared,
+    prepared: PreparedLaunch,
     options: LaunchOptions,
     progress: Callable[[str], None] = lambda text: None,
     *,
@@ -147,7 +147,12 @@ def carry_out(
 
 
 def _carry_out(
-    prepared: Prepared, options: LaunchOptions, place: OpenTarget, progress: Callable[[str], None], *, compare: bool
+    prepared: PreparedLaunch,
+    options: LaunchOptions,
+    place: OpenTarget,
+    progress: Callable[[str], None],
+    *,
+    compare: bool,
 ) -> JobHandle:
     files, launcher = place.files, place.launcher
     if options.again:
@@ -212,7 +217,7 @@ def _carry_out(
     return job
 
 
-def _remember(prepared: Prepared) -> None:
+def _remember(prepared: PreparedLaunch) -> None:
     plan = prepared.plan
     remember_job(plan.job, prepared.target, prepared.context.settings, spec=plan.spec, runs=len(plan.indices))
 
@@ -269,7 +274,7 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[_Broken]:
     return found
 
 
-def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
+def _take_up(prepared: PreparedLaunch, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
     """Start the shims of lost native jobs once more, with the budgets that are left.
 
     The new shim claims the job for a later epoch, so results of an old shim are refused.
@@ -335,7 +340,7 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
     return finish
 
 
-def _read_git(code: Path, prepared: Prepared) -> tuple[GitState | None, list[dict[str, Any]]]:
+def _read_git(code: Path, prepared: PreparedLaunch) -> tuple[GitState | None, list[dict[str, Any]]]:
     """Read the state of the code for the intent, and of each repository in it for those who run it."""
     assert prepared.snapshot is not None
     names = prepared.snapshot.names
@@ -346,7 +351,7 @@ def _read_git(code: Path, prepared: Prepared) -> tuple[GitState | None, list[dic
 
 
 def _write_down(
-    prepared: Prepared,
+    prepared: PreparedLaunch,
     files: Files,
     lock: Lock,
     git: Callable[[], tuple[GitState | None, list[dict[str, Any]]]] | None,
@@ -406,7 +411,7 @@ def _read_secrets(refs: Sequence[SecretRef], plan: LaunchPlan, context: PlanCont
     return read_values(refs, plan.target, context)
 
 
-def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
+def _intent(prepared: PreparedLaunch, git: GitState | None) -> dict[str, Any]:
     plan = prepared.plan
     return {
         "name": plan.job.name,
@@ -445,7 +450,7 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
     files.create(name, snapshot.archive)
 
 
-def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
+def _next_of_the_same(prepared: PreparedLaunch, files: Files) -> LaunchPlan:
     """Return the plan of the first equal launch that was not made yet."""
     plan = prepared.plan
     ids = (

@@ -20,7 +20,7 @@ from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.prepare import Prepared
+    from runtime.client.jobs.prepare import PreparedLaunch
 
 VERSION: Final = 1
 MOST_FILES: Final = 20_000
@@ -41,7 +41,7 @@ class LastLaunch:
     """Name in the snapshot → digest of the file."""
 
 
-def look_at(prepared: Prepared) -> LastLaunch | None:
+def look_at(prepared: PreparedLaunch) -> LastLaunch | None:
     """Return the digests of a launch; None for a tree of very many files."""
     plan, snapshot = prepared.plan, prepared.snapshot
     if snapshot is not None and snapshot.files > MOST_FILES:
@@ -56,7 +56,7 @@ def look_at(prepared: Prepared) -> LastLaunch | None:
     return LastLaunch(plan.job.id, {**fields, "target": _digest(plan.target.name)}, files)
 
 
-def recall(prepared: Prepared) -> LastLaunch | None:
+def recall(prepared: PreparedLaunch) -> LastLaunch | None:
     """Return the last launch of the name from the folder, if it is known."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         said = json.loads(_path(prepared).read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def recall(prepared: Prepared) -> LastLaunch | None:
     return None
 
 
-def remember(prepared: Prepared, launch: LastLaunch) -> None:
+def remember(prepared: PreparedLaunch, launch: LastLaunch) -> None:
     """Note the launch as the last of its name. A folder that cannot be written stops no launch."""
     path = _path(prepared)
     said = {"version": VERSION, "job": launch.job, "fields": dict(launch.fields), "files": dict(launch.files)}
@@ -79,7 +79,7 @@ def remember(prepared: Prepared, launch: LastLaunch) -> None:
         _drop_oldest(path.parent)
 
 
-def tell_difference(prepared: Prepared, new: LastLaunch, tell: Callable[[str], None]) -> None:
+def tell_difference(prepared: PreparedLaunch, new: LastLaunch, tell: Callable[[str], None]) -> None:
     """Tell in a line what differs from the last launch, if it is known and something does."""
     last = recall(prepared)
     if last is not None and (told := describe_difference(last, new, prepared.plan.job.name)):
@@ -109,7 +109,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(first[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _path(prepared: Prepared) -> Path:
+def _path(prepared: PreparedLaunch) -> Path:
     context, plan = prepared.context, prepared.plan
     folder = os.path.realpath(context.base / plan.spec.code.path)
     name = hashlib.sha256(os.fsencode(f"{plan.job.name}\0{folder}")).hexdigest()[:32]

@@ -23,7 +23,7 @@ from runtime.jobs.plan import owner_name
 from runtime.jobs.secret_schemes import COMMON_SCHEMES
 from runtime.jobs.spec import SecretRef, parse_spec
 from runtime.shim.common import CLAIMS, NOTIFY
-from runtime.shim.notify import Undelivered, claim_name, deliver, find_event, make_claim, sent_name, wants
+from runtime.shim.notify import DeliveryFailure, claim_name, deliver, find_event, make_claim, sent_name, wants
 from runtime.system import system
 from runtime.tasks.notification_sinks import Sink
 from runtime.values import dataclass
@@ -36,7 +36,7 @@ OF_MACHINE: Final = "its command runs only on the machine of the job, and that d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
+class UnsentMessage:
     """A message that is not known to be sent."""
 
     event: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Unsent:
         return now - self.at >= max(QUIET_S, self.at - self.began) and now - self.began < GIVEN_UP_S
 
 
-def read_unsent(files: Files, job: str = "") -> list[Unsent]:
+def read_unsent(files: Files, job: str = "") -> list[UnsentMessage]:
     """Read the claims of a job, or of all jobs that we may read."""
     claims: list[dict[str, Any]] = []
     for name in files.names(CLAIMS, f"{job}." if job else ""):
@@ -65,7 +65,7 @@ def read_unsent(files: Files, job: str = "") -> list[Unsent]:
             sink, problem = int(claim["sink"]), str(claim.get("problem", ""))
         except (ValueError, TypeError, LookupError):
             continue
-        found.append(Unsent(event=event, sink=sink, began=times[0], at=times[1], problem=problem))
+        found.append(UnsentMessage(event=event, sink=sink, began=times[0], at=times[1], problem=problem))
     return found
 
 
@@ -109,14 +109,16 @@ def announce_end(job: JobHandle, status: JobStatus, settings: Settings, progress
             continue
         now = system.time()
         if job.files.create(claim_name(event, number), make_claim(event, number, now).encode()):
-            _send(job, Unsent(event=event, sink=number, began=now, at=now, problem=""), order, settings, progress)
+            _send(
+                job, UnsentMessage(event=event, sink=number, began=now, at=now, problem=""), order, settings, progress
+            )
 
 
 def _is_sent(job: JobHandle, event: Mapping[str, Any], number: int) -> bool:
     return job.files.read(f"{job_folder(job.id)}/{sent_name(event, number)}") is not None
 
 
-def _send_again(job: JobHandle, unsent: Unsent, settings: Settings, progress: Callable[[str], None]) -> None:
+def _send_again(job: JobHandle, unsent: UnsentMessage, settings: Settings, progress: Callable[[str], None]) -> None:
     name = claim_name(unsent.event, unsent.sink)
     if _is_sent(job, unsent.event, unsent.sink):
         job.files.remove(name)
@@ -127,7 +129,7 @@ def _send_again(job: JobHandle, unsent: Unsent, settings: Settings, progress: Ca
 
 
 def _send(
-    job: JobHandle, unsent: Unsent, order: Mapping[str, Any], settings: Settings, progress: Callable[[str], None]
+    job: JobHandle, unsent: UnsentMessage, order: Mapping[str, Any], settings: Settings, progress: Callable[[str], None]
 ) -> None:
     event, number = unsent.event, unsent.sink
     sinks = order.get("notify", {}).get("sinks", ())
@@ -138,9 +140,9 @@ def _send(
     problem = ""
     try:
         if "command" in sinks[number]:
-            raise Undelivered(OF_MACHINE)
+            raise DeliveryFailure(OF_MACHINE)
         deliver(sinks[number], event, lambda: _find_url(job, number, settings))
-    except Undelivered as found:
+    except DeliveryFailure as found:
         problem = str(found)
     if problem:
         job.files.write(name, make_claim(event, number, unsent.began, problem).encode())
@@ -153,20 +155,20 @@ def _send(
 
 
 def _find_url(job: JobHandle, number: int, settings: Settings) -> str:
-    """Read the URL of a webhook with the rights of this user. Raises `Undelivered`."""
+    """Read the URL of a webhook with the rights of this user. Raises `DeliveryFailure`."""
     from runtime.client.jobs.secrets import read_values
 
     sinks: tuple[Sink, ...] = parse_spec(_read(job, "spec.json"), source=f"job `{job.id}`").notify
     source = sinks[number].webhook if number < len(sinks) else None
     if source is None:
-        raise Undelivered("its spec names no webhook")
+        raise DeliveryFailure("its spec names no webhook")
     ref = SecretRef(name=f"{NOTIFY}{number}", source=source)
     if ref.scheme not in COMMON_SCHEMES:
-        raise Undelivered(f"only the machine of the job can read {ref.source}")
+        raise DeliveryFailure(f"only the machine of the job can read {ref.source}")
     try:
         return read_values([ref], job.target, make_context(settings))[ref.name]
     except RuntimeFailure as problem:
-        raise Undelivered(problem.message) from None
+        raise DeliveryFailure(problem.message) from None
 
 
 def _read(job: JobHandle, file: str) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def _read(job: JobHandle, file: str) -> dict[str, Any]:
         return {**json.loads(job.files.read(f"{job_folder(job.id)}/{file}") or b"{}")}
 
 
-def describe_unsent(unsent: Unsent) -> str:
+def describe_unsent(unsent: UnsentMessage) -> str:
     """`notification 0 was not sent: the receiver answered HTTP 500; runtime keep sends it again`"""
     why = f": {unsent.problem}" if unsent.problem else " yet"
     final = unsent.problem == OF_MACHINE or system.time() - unsent.began >= GIVEN_UP_S

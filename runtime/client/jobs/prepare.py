@@ -14,15 +14,15 @@ from runtime.client.jobs.literal_secrets import refuse_secrets
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.jobs.call import ANY_PYTHON, Call
+from runtime.jobs.call import ANY_PYTHON, FunctionCall
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.run_config import OWN_LOCKS
 from runtime.jobs.secret_schemes import check_schemes
 from runtime.jobs.spec import (
     CodeMode,
-    Environment,
     EnvironmentManager,
     InvalidSpec,
+    JobEnvironment,
     JobSpec,
     expand,
     parse_spec,
@@ -39,7 +39,7 @@ from runtime.units import count_noun
 from runtime.values import MISSING, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.reused_artifacts import Reused, Sources
+    from runtime.client.jobs.reused_artifacts import ReusedArtifact, Sources
 
 
 class FieldsRefused(RequestRefused):
@@ -73,7 +73,7 @@ class LaunchOptions:
     """The code that goes along, in place of the tree at `base` as it is now."""
 
 
-class Request:
+class LaunchRequest:
     """The job to launch, as a spec, the fields of a job file, or the words of a command.
 
     A spec is parsed once for all targets without defaults, and once for each target that has some.
@@ -92,7 +92,7 @@ class Request:
         self._sinks: Mapping[str, Any] = {}
         """Those of the settings, for the names in `notify`."""
 
-    def settle(self, spec: JobSpec, target: Target, settings: Settings) -> tuple[JobSpec, tuple[Reused, ...]]:
+    def settle(self, spec: JobSpec, target: Target, settings: Settings) -> tuple[JobSpec, tuple[ReusedArtifact, ...]]:
         """Return the spec with ids of versions for the sources in `reuse`, the same on every target, and the versions."""
         if not spec.reuse:
             return spec, ()
@@ -155,7 +155,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedLaunch:
     """A plan, and the bytes that go with it."""
 
     plan: LaunchPlan
@@ -164,19 +164,21 @@ class Prepared:
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
-    reused: tuple[Reused, ...] = ()
+    reused: tuple[ReusedArtifact, ...] = ()
     """Artifacts of others that the job's folder is to have."""
     carried: Mapping[str, bytes] = field(default_factory=dict)
     """Results that runs of the job have from another one, by the names with which listings show them."""
 
 
-def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
+def prepare(
+    request: LaunchRequest | JobSpec, target: Target, settings: Settings, options: LaunchOptions
+) -> PreparedLaunch:
     """Decide everything about a launch, without any effect, and without the network unless the job reuses artifacts.
 
     Reads the work tree and what is reused, because content ids of both are part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """
     if isinstance(request, JobSpec):
-        request = Request(request)
+        request = LaunchRequest(request)
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
     request.take_sinks(settings)
     spec = request.spec_on(target)
@@ -231,10 +233,12 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         )
     _check_lock(plan, snapshot, base / spec.code.path)
     refuse_secrets(plan, source=request.source)
-    return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused)
+    return PreparedLaunch(
+        plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused
+    )
 
 
-def check_environment(environment: Environment) -> None:
+def check_environment(environment: JobEnvironment) -> None:
     """Raise `NotPossible` for a lock file and the like that nothing would install."""
     about = {"lock": environment.lock, "extras": environment.extras, "python": environment.python}
     if environment.manager is EnvironmentManager.NONE and (named := [name for name, value in about.items() if value]):
@@ -384,7 +388,7 @@ def _take_code(spec: JobSpec, base: Path, rules: SnapshotRules) -> Snapshot | No
         raise
 
 
-def _choose_python(spec: JobSpec, call: Call, target: Target) -> Call:
+def _choose_python(spec: JobSpec, call: FunctionCall, target: Target) -> FunctionCall:
     """Return the call with this very Python where its files are the target's too, and nothing else is asked for."""
     ours = target.kind == "local" or (target.kind == "slurm" and "host" not in target.settings)
     plain = spec.image is None and spec.environment.name is None and spec.environment.manager is EnvironmentManager.NONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.client.jobs.prepare import LaunchOptions, Prepared
+from runtime.client.jobs.prepare import LaunchOptions, PreparedLaunch
 from runtime.jobs.price import (
     Price,
     PriceDecision,
@@ -17,12 +17,12 @@ from runtime.jobs.price import (
 from runtime.launchers.base import Prices
 
 
-def find_price(prepared: Prepared) -> Price | None:
+def find_price(prepared: PreparedLaunch) -> Price | None:
     """The price of a prepared launch; None on a target whose jobs cost nothing."""
     return prepared.launcher.price(prepared.plan) if isinstance(prepared.launcher, Prices) else None
 
 
-def agree_to_price(prepared: Prepared, options: LaunchOptions, tell: Callable[[str], None]) -> None:
+def agree_to_price(prepared: PreparedLaunch, options: LaunchOptions, tell: Callable[[str], None]) -> None:
     """Return if the job may start. Raises `PriceRefused` above the project's limit, and `PriceUnconfirmed` if nobody agreed."""
     price = find_price(prepared)
     if price is None:

@@ -45,7 +45,7 @@ _OF_LAUNCHER: Final = ("env", "file")
 """Schemes of secrets that only the launching machine can read."""
 
 
-class Act(StrEnum):
+class ReconcileAction(StrEnum):
     TAKE_UP = "take_up"
     LEAVE = "leave"
     DROP = "drop"
@@ -54,12 +54,17 @@ class Act(StrEnum):
     """Clear what the job left behind, and remove it from the index."""
 
 
-DONE: Final = {Act.TAKE_UP: "taken_up", Act.LEAVE: "left", Act.DROP: "dropped", Act.END: "ended"}
+DONE: Final = {
+    ReconcileAction.TAKE_UP: "taken_up",
+    ReconcileAction.LEAVE: "left",
+    ReconcileAction.DROP: "dropped",
+    ReconcileAction.END: "ended",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    act: Act
+class ReconcileDecision:
+    act: ReconcileAction
     seen: str
     """What was seen of the job, in words."""
     reason: EndReason | None = None
@@ -96,34 +101,36 @@ class KeptTarget:
 
 def decide_keep(
     entry: LedgerEntry, natives: Sequence[NativeState], *, takes_up: bool, in_vain: int = 0, begun: bool = False
-) -> Verdict:
+) -> ReconcileDecision:
     """Decide what to do with an open job. `takes_up` is the launcher's; `in_vain` counts the last native jobs in a row that
     began no attempt; `begun` is whether a job without a native job has begun one all the same."""
     if not open_runs(entry, cancelled=True):
-        return Verdict(act=Act.DROP, seen="all of its results are there")
+        return ReconcileDecision(act=ReconcileAction.DROP, seen="all of its results are there")
     newest = newest_natives(entry)
     if not newest and entry.refused:
-        return Verdict(act=Act.DROP, seen=f"the backend refused it: {entry.refused.message}")
+        return ReconcileDecision(act=ReconcileAction.DROP, seen=f"the backend refused it: {entry.refused.message}")
     if not newest and not begun:
-        return Verdict(act=Act.LEAVE, seen="it was never submitted", submitted=False)
+        return ReconcileDecision(act=ReconcileAction.LEAVE, seen="it was never submitted", submitted=False)
     if not newest or len(newest) < len(entry.intent.get("parts", ())):
-        return Verdict(act=Act.LEAVE, seen="its launch did not come to an end")
+        return ReconcileDecision(act=ReconcileAction.LEAVE, seen="its launch did not come to an end")
     if not takes_up:
         status = ledger.judge(entry, natives)
         if status.state.terminal:
-            return Verdict(act=Act.DROP, seen=f"its backend has ended it: {status.reason or status.state}")
-        return Verdict(act=Act.LEAVE, seen=f"{status.state}; its backend itself starts it again")
+            return ReconcileDecision(
+                act=ReconcileAction.DROP, seen=f"its backend has ended it: {status.reason or status.state}"
+            )
+        return ReconcileDecision(act=ReconcileAction.LEAVE, seen=f"{status.state}; its backend itself starts it again")
     if living := next((each for each in natives if not each.state.terminal), None):
-        return Verdict(act=Act.LEAVE, seen=str(living.state))
+        return ReconcileDecision(act=ReconcileAction.LEAVE, seen=str(living.state))
     if entry.cancelled or not open_runs(entry):
-        return Verdict(act=Act.END, seen="it was cancelled, and its native job is gone")
+        return ReconcileDecision(act=ReconcileAction.END, seen="it was cancelled, and its native job is gone")
     why = next((each.message for each in natives if each.message), "its backend knows nothing of it")
     if any(each.reason not in GONE for each in natives):
-        return Verdict(act=Act.DROP, seen=f"its backend has ended it: {why}")
+        return ReconcileDecision(act=ReconcileAction.DROP, seen=f"its backend has ended it: {why}")
     if in_vain >= MOST_IN_VAIN:
         seen = f"its last {count_noun(in_vain, 'native job')} ended before they began an attempt"
-        return Verdict(act=Act.END, seen=seen, reason=EndReason.LOST)
-    return Verdict(act=Act.TAKE_UP, seen=why)
+        return ReconcileDecision(act=ReconcileAction.END, seen=seen, reason=EndReason.LOST)
+    return ReconcileDecision(act=ReconcileAction.TAKE_UP, seen=why)
 
 
 def keep_target(
@@ -145,7 +152,12 @@ def keep_target(
             seen = f"{held.tell()}; it takes them up"
             left = [
                 KeptJob(
-                    job=job, target=target.name, owner=None, seen=seen, done=DONE[Act.LEAVE], next=maintenance_lock.HINT
+                    job=job,
+                    target=target.name,
+                    owner=None,
+                    seen=seen,
+                    done=DONE[ReconcileAction.LEAVE],
+                    next=maintenance_lock.HINT,
                 )
                 for job in sorted(named)
             ]
@@ -160,7 +172,7 @@ def keep_target(
         entry = status.entry
         begun = not entry.natives and ledger.has_begun(files, entry.id)
         verdict = decide_keep(entry, natives, takes_up=place.launcher.takes_up, begun=begun)
-        if verdict.act is Act.LEAVE:
+        if verdict.act is ReconcileAction.LEAVE:
             cut_off = not entry.natives and ledger.now() - entry.launched_at >= LAUNCH
             found.append(_line(entry, place, verdict, hint=f"the same launch by `{entry.owner}`" if cut_off else None))
             continue
@@ -195,13 +207,13 @@ def _look_at_unread(job: str, place: OpenTarget) -> KeptJob:
             seen = "its launch has just begun"
     except NotPossible as problem:
         seen = problem.message
-    return KeptJob(job=job, target=place.target.name, owner=None, seen=seen, done=DONE[Act.LEAVE])
+    return KeptJob(job=job, target=place.target.name, owner=None, seen=seen, done=DONE[ReconcileAction.LEAVE])
 
 
 def _line(
     entry: LedgerEntry,
     place: OpenTarget,
-    verdict: Verdict,
+    verdict: ReconcileDecision,
     *,
     left: str = "",
     native: str | None = None,
@@ -212,7 +224,7 @@ def _line(
         target=place.target.name,
         owner=entry.owner,
         seen=left or verdict.seen,
-        done=DONE[Act.LEAVE if left else verdict.act],
+        done=DONE[ReconcileAction.LEAVE if left else verdict.act],
         native_id=native,
         next=hint,
         submitted=verdict.submitted,
@@ -230,23 +242,25 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
         status, natives = judge_job(job.entry(), job.target, job.launcher, job.host)
         entry, takes_up = status.entry, job.launcher.takes_up
         verdict = decide_keep(entry, natives, takes_up=takes_up)
-        if verdict.act is Act.TAKE_UP:
+        if verdict.act is ReconcileAction.TAKE_UP:
             starts = _read_starts(job, entry)
             _check_machine(job, entry, natives, starts)
             forgotten = any(each.raw == FORGOTTEN for each in natives)
             in_vain = 0 if forgotten else _count_in_vain(entry, starts)
             verdict = decide_keep(entry, natives, takes_up=takes_up, in_vain=in_vain)
-        hidden = verdict.act in (Act.TAKE_UP, Act.END) and any(each.raw == ELSEWHERE for each in natives)
+        hidden = verdict.act in (ReconcileAction.TAKE_UP, ReconcileAction.END) and any(
+            each.raw == ELSEWHERE for each in natives
+        )
         if hidden and job.find_life(progress):
-            verdict = Verdict(act=Act.LEAVE, seen=LIVES)
+            verdict = ReconcileDecision(act=ReconcileAction.LEAVE, seen=LIVES)
         native = None
         match verdict.act:
-            case Act.TAKE_UP:
+            case ReconcileAction.TAKE_UP:
                 _check_secrets(job, entry)
                 native = go_on(job, open_runs(entry), settings, held, progress=progress).native_id
-            case Act.END:
+            case ReconcileAction.END:
                 _end(job, status, verdict, settings, progress)
-            case Act.DROP:
+            case ReconcileAction.DROP:
                 announce_end(job, status, settings, progress)
                 open_jobs.drop_open(job.files, job.id, job.target.name)
     finally:
@@ -255,7 +269,7 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
 
 
 def _end(
-    job: JobHandle, status: JobStatus, verdict: Verdict, settings: Settings, progress: Callable[[str], None]
+    job: JobHandle, status: JobStatus, verdict: ReconcileDecision, settings: Settings, progress: Callable[[str], None]
 ) -> None:
     """End what a killed shim left running, record the end of runs that have none, and drop the job from the index."""
     entry = status.entry

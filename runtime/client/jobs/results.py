@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import GUESSED
-from runtime.client.metric_reports import Summed, parse_sum
+from runtime.client.metric_reports import ReportSummary, parse_sum
 from runtime.client.params import name_params, params_of_packed, read_word
-from runtime.client.values import Stored, parse_stored
+from runtime.client.values import StoredValue, parse_stored
 from runtime.end_reasons import EndReason
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
@@ -58,8 +58,8 @@ class RunFiles:
 
     result: Mapping[str, Any]
     start: Mapping[str, Any]
-    value: Stored | None
-    reports: Summed | None
+    value: StoredValue | None
+    reports: ReportSummary | None
     attempt: int
     outputs: str | None
 
@@ -159,7 +159,7 @@ def _parse(content: bytes | None) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _parse_value(content: bytes | None) -> Stored | None:
+def _parse_value(content: bytes | None) -> StoredValue | None:
     try:
         return None if content is None else parse_stored(content)
     except (ValueError, RecursionError):

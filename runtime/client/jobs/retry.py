@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out, submit_again, write_order
-from runtime.client.jobs.prepare import LaunchOptions, Prepared
+from runtime.client.jobs.prepare import LaunchOptions, PreparedLaunch
 from runtime.client.jobs.targets import make_context
 from runtime.config import Settings
 from runtime.errors import NotPossible
@@ -42,14 +42,14 @@ from runtime.units import format_time
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.reused_artifacts import Reused
+    from runtime.client.jobs.reused_artifacts import ReusedArtifact
 
 QUIET_S: Final = 15.0
 """Time that a shim may take to exit after it committed its last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rerun:
+class RetriedJob:
     job: str
     """Another job if `new` is True."""
     indices: tuple[int, ...]
@@ -64,7 +64,7 @@ def retry_job(
     *,
     indices: Sequence[int] = (),
     progress: Callable[[str], None] = lambda text: None,
-) -> Rerun:
+) -> RetriedJob:
     """Start the failed runs of a job, or `indices`, once more with new budgets.
 
     Raises `NotPossible` while the job runs, and if none of its runs failed.
@@ -81,7 +81,7 @@ def retry_job(
 
 def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
-) -> Rerun | None:
+) -> RetriedJob | None:
     """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
     if not open_runs(job.entry(), cancelled=True):
         return None
@@ -150,7 +150,7 @@ def go_on(
     *,
     status: JobStatus | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> Rerun:
+) -> RetriedJob:
     """Start these runs again, or find the native job with which an earlier call did. The caller holds the `lock`, and has
     seen that no native job of this job lives."""
     forgive = status is not None
@@ -194,7 +194,7 @@ def go_on(
         native_id = submit_again(plan, part, job, lock, _number(part))
         progress(f"started {native_id} on {job.target.name}")
         started.append(native_id)
-    return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
+    return RetriedJob(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
 
 
 def _record_others(
@@ -322,7 +322,7 @@ def _put_aside(files: Files, entry: LedgerEntry, indices: Sequence[int], epoch: 
 
 def _as_new_job(
     job: JobHandle, status: JobStatus, indices: Sequence[int], settings: Settings, progress: Callable[[str], None]
-) -> Rerun:
+) -> RetriedJob:
     entry = status.entry
     if left := job.end_strays():
         raise NotPossible(
@@ -352,12 +352,12 @@ def _as_new_job(
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
-    reused: tuple[Reused, ...] = ()
+    reused: tuple[ReusedArtifact, ...] = ()
     if spec.reuse:
         from runtime.client.jobs.reused_artifacts import read_kept
 
         reused = read_kept(spec, job.files, job.id)
-    prepared = Prepared(
+    prepared = PreparedLaunch(
         plan=plan,
         target=job.target,
         launcher=job.launcher,
@@ -369,7 +369,7 @@ def _as_new_job(
     # The price of the job was agreed to when it was launched.
     with carry_out(prepared, LaunchOptions(assume_yes=True), progress) as made:
         natives = made.entry().natives
-    return Rerun(
+    return RetriedJob(
         job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1
     )
 
@@ -384,7 +384,7 @@ def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
     return next(found for found in ids if job.files.read(f"{job_folder(found)}/launched") is None)
 
 
-def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> dict[str, bytes]:
+def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.RunOutcome]) -> dict[str, bytes]:
     """Return results of the other runs for the new job, by the names that listings read. A shim that finds one ends with it."""
     results = {}
     for outcome in done.values():

@@ -26,7 +26,7 @@ from runtime.jobs.artifacts import REUSED
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import JobSpec
-from runtime.records.artifacts import ArtifactReader, Entry, Manifest, decode_manifest, read_files
+from runtime.records.artifacts import ArtifactManifest, ArtifactReader, ManifestEntry, decode_manifest, read_files
 from runtime.shim.file_manifest import copy_file
 from runtime.stack.open import open_stack
 from runtime.tasks.artifacts import Version
@@ -34,24 +34,24 @@ from runtime.units import count_noun, format_size
 from runtime.values import dataclass, replace
 
 
-class Bytes(Protocol):
+class OpenVersion(Protocol):
     """Where the files of a version lie, while it is open."""
 
-    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, name: str, entry: ManifestEntry, to: Path) -> None:
         """Save the bytes of a file, verified."""
 
-    def find(self, version: Version, entry: Entry, files: Files) -> str | None:
+    def find(self, version: Version, entry: ManifestEntry, files: Files) -> str | None:
         """The name of the file among these `files`, if it lies there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reused:
+class ReusedArtifact:
     """A version that a job reuses under a tag."""
 
     tag: str
     version: Version
-    manifest: Manifest
-    open: Callable[[], AbstractContextManager[Bytes]]
+    manifest: ArtifactManifest
+    open: Callable[[], AbstractContextManager[OpenVersion]]
 
 
 class _Here:
@@ -60,7 +60,7 @@ class _Here:
     def __init__(self, places: Mapping[str, Path], shown: str) -> None:
         self._places, self._shown = places, shown
 
-    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, name: str, entry: ManifestEntry, to: Path) -> None:
         assert entry.sha256 is not None
         try:
             found, _ = copy_file(str(self._places[entry.sha256]), str(to))
@@ -69,7 +69,7 @@ class _Here:
         if found != entry.sha256:
             raise NotPossible(f"`{self._shown}` has changed since the launch began", hint="launch it again")
 
-    def find(self, version: Version, entry: Entry, files: Files) -> str | None:
+    def find(self, version: Version, entry: ManifestEntry, files: Files) -> str | None:
         return None
 
 
@@ -80,7 +80,7 @@ class _Stored:
         self._folder = folder
         self.fetch = reader.fetch
 
-    def find(self, version: Version, entry: Entry, files: Files) -> str | None:
+    def find(self, version: Version, entry: ManifestEntry, files: Files) -> str | None:
         if self._folder is None or self._folder.files.address != files.address:
             return None
         return self._folder.name(f"artifacts/{version.owner}/data/{entry.sha256}")
@@ -94,9 +94,9 @@ class Sources:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._found: dict[tuple[str, str, str | None], Reused] = {}
+        self._found: dict[tuple[str, str, str | None], ReusedArtifact] = {}
 
-    def settle(self, spec: JobSpec, stack: str | None) -> tuple[JobSpec, tuple[Reused, ...]]:
+    def settle(self, spec: JobSpec, stack: str | None) -> tuple[JobSpec, tuple[ReusedArtifact, ...]]:
         """Return the spec with the ids of versions in the place of its sources, and the versions."""
         if not spec.reuse:
             return spec, ()
@@ -106,7 +106,7 @@ class Sources:
         reused = tuple(self._found[tag, source, stack] for tag, source in sorted(spec.reuse.items()))
         return replace(spec, reuse={each.tag: each.version.id for each in reused}), reused
 
-    def _settle_one(self, tag: str, source: str, stack: str | None) -> Reused:
+    def _settle_one(self, tag: str, source: str, stack: str | None) -> ReusedArtifact:
         if stored.is_address(source):
             folder = Path(tempfile.mkdtemp(prefix="runtime-get-"))
             # Another target, or a launch that is repeated, may need it as long as this object is there.
@@ -122,7 +122,7 @@ class Sources:
         if manifest is None or manifest.absent:
             hint = "`runtime artifacts list` shows the newest ones"
             raise NotPossible(f"version `{version.id}` of artifact `{version.tag}` is gone", hint=hint)
-        return Reused(tag=tag, version=version, manifest=manifest, open=partial(_only_bytes, opening))
+        return ReusedArtifact(tag=tag, version=version, manifest=manifest, open=partial(_only_bytes, opening))
 
     def _find_version(self, source: str, stack: str | None) -> Version:
         owner, theirs = stored.split_source(source)
@@ -151,7 +151,7 @@ class Sources:
         return self._find_of_job(owner, tag)
 
     @contextmanager
-    def _open(self, version: Version, stack: str | None) -> Iterator[tuple[Bytes, ArtifactReader]]:
+    def _open(self, version: Version, stack: str | None) -> Iterator[tuple[OpenVersion, ArtifactReader]]:
         """Open the place of a version: the folder of a job's run, or the store of a stack."""
         if (owned := of_jobs.open_owner(version, self._settings)) is not None:
             job, folder = owned
@@ -166,17 +166,17 @@ class Sources:
 
 @contextmanager
 def _only_bytes(
-    opening: Callable[[], AbstractContextManager[tuple[Bytes, ArtifactReader]]],
-) -> Iterator[Bytes]:
+    opening: Callable[[], AbstractContextManager[tuple[OpenVersion, ArtifactReader]]],
+) -> Iterator[OpenVersion]:
     with opening() as (found, _):
         yield found
 
 
-def _opened(found: Bytes) -> Callable[[], AbstractContextManager[Bytes]]:
+def _opened(found: OpenVersion) -> Callable[[], AbstractContextManager[OpenVersion]]:
     return lambda: nullcontext(found)
 
 
-def _read_here(tag: str, path: Path, shown: str) -> Reused:
+def _read_here(tag: str, path: Path, shown: str) -> ReusedArtifact:
     """A version that is made of the bytes of a file or folder, so that the same bytes are the same job."""
     if not path.exists():
         raise NotPossible(f"there is no `{shown}`, which `reuse` names", hint="name a file or a folder")
@@ -188,10 +188,10 @@ def _read_here(tag: str, path: Path, shown: str) -> Reused:
         raise NotPossible(f"`{shown}` cannot be read: {problem.strerror}") from None
     content = hashlib.sha256(replace(manifest, saved_at=0.0).encode()).hexdigest()
     version = Version(1, 1, 1, content[:24], f"local-{content[:32]}", tag)
-    return Reused(tag=tag, version=version, manifest=manifest, open=_opened(_Here(places, shown)))
+    return ReusedArtifact(tag=tag, version=version, manifest=manifest, open=_opened(_Here(places, shown)))
 
 
-def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[Reused, ...]:
+def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[ReusedArtifact, ...]:
     """What a job that was launched reuses, from its own folder."""
     found = []
     for tag, named in sorted(spec.reuse.items()):
@@ -201,11 +201,13 @@ def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[Reused, ...]:
             raise NotPossible(f"what job `{job}` reuses as `{tag}` is gone", hint="runtime launch --again")
         folder = JobBlobs(files, f"{job_folder(job)}/{REUSED}", version.owner)
         opening = _opened(_Stored(ArtifactReader(folder), folder))
-        found.append(Reused(tag=tag, version=version, manifest=decode_manifest(text), open=opening))
+        found.append(ReusedArtifact(tag=tag, version=version, manifest=decode_manifest(text), open=opening))
     return tuple(found)
 
 
-def store_reused(reused: tuple[Reused, ...], folder: str, files: Files, progress: Callable[[str], None]) -> None:
+def store_reused(
+    reused: tuple[ReusedArtifact, ...], folder: str, files: Files, progress: Callable[[str], None]
+) -> None:
     """Bring each version into the folder of a job, unless it is there: its list last. Safe to repeat."""
     folder = f"{folder}/{REUSED}"
     for each in reused:

@@ -14,7 +14,7 @@ from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.job_cache import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
 from runtime.client.jobs.targets import LOCAL, OpenTarget
-from runtime.client.metric_reports import Summed, parse_sum
+from runtime.client.metric_reports import ReportSummary, parse_sum
 from runtime.config import Settings
 from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, RuntimeFailure
@@ -49,7 +49,7 @@ NEAR: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class UnreadableJob:
     """A job of which nothing can be told, since a file of its record is damaged. It may run."""
 
     job: str
@@ -67,7 +67,7 @@ class TargetJobs:
     """Why the target, or the backend behind its record root, did not answer."""
     as_of: datetime | None = None
     """When it was read; None if it never was from here."""
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UnreadableJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def read_target(
     With `settings` this machine remembers what it saw.
     """
     files, wanted = place.files, wanted or JobFilter()
-    damaged: list[ledger.Damaged] = []
+    damaged: list[ledger.DamagedFile] = []
     entries = ledger.read_many_entries(files, ledger.list_jobs(files), tell=damaged.append)
     silent: list[InfrastructureFailure] = []
     judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=silent.append)
@@ -175,7 +175,7 @@ def read_target(
     living = [each for each in ranked if not each.state.terminal]
     ended = [each for each in ranked if each.state.terminal][: TIMED if wanted.chooses else TIMED_RECENT]
     times = read_times(files, [*living[:TIMED], *ended])
-    lines = [_line(status, times.get(status.entry.id, Times()), looked_at, now) for status in ranked]
+    lines = [_line(status, times.get(status.entry.id, JobTimes()), looked_at, now) for status in ranked]
     shown = wanted.apply(lines, now)
     chosen = {each.job for each in shown}
     tidy([status for status in ranked if status.entry.id in chosen], place, owner=owner_name())
@@ -193,7 +193,7 @@ def read_target(
         left_out=0 if wanted.chooses else len(ranked) - len(shown),
         problem=silent[0].message if silent else None,
         as_of=now,
-        unreadable=tuple(Unreadable(job=each.job, file=each.file) for each in damaged),
+        unreadable=tuple(UnreadableJob(job=each.job, file=each.file) for each in damaged),
     )
 
 
@@ -201,12 +201,12 @@ def note_status(job: JobHandle, status: JobStatus, settings: Settings) -> None:
     """Let this machine's overview know what was seen of a job on a target that it does not ask."""
     if job.target.name != LOCAL and status.state is not JobState.UNKNOWN and is_noted(job.target, settings):
         now = system.now()
-        times = read_times(job.files, [status]).get(job.id, Times())
+        times = read_times(job.files, [status]).get(job.id, JobTimes())
         save_job(job.target, _line(status, times, None, now), settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class JobTimes:
     """When a job began and ended, as far as its runs wrote it down."""
 
     began: datetime | None = None
@@ -214,7 +214,7 @@ class Times:
     ended: datetime | None = None
 
 
-def read_times(files: Files, statuses: Sequence[JobStatus]) -> dict[str, Times]:
+def read_times(files: Files, statuses: Sequence[JobStatus]) -> dict[str, JobTimes]:
     """Return the times of jobs in one read: of an array, from the first starts of its first runs and the ends of its last."""
     wanted: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for status in statuses:
@@ -233,7 +233,7 @@ def read_times(files: Files, statuses: Sequence[JobStatus]) -> dict[str, Times]:
     read = ledger.read_objects(files, names) if names else {}
     at = {name: found for name, value in read.items() if (found := _at(value)) is not None}
     return {
-        job: Times(
+        job: JobTimes(
             began=min((at[name] for name in starts if name in at), default=None),
             ended=max((at[name] for name in ends if name in at), default=None),
             first_failed=next((at[name] for name in failures if name in at), None),
@@ -242,7 +242,7 @@ def read_times(files: Files, statuses: Sequence[JobStatus]) -> dict[str, Times]:
     }
 
 
-def _line(status: JobStatus, times: Times, looked_at: datetime | None, now: datetime) -> JobLine:
+def _line(status: JobStatus, times: JobTimes, looked_at: datetime | None, now: datetime) -> JobLine:
     entry = status.entry
     ended = times.first_failed if status.state is JobState.FAILED else times.ended if status.state.terminal else None
     new = status.state is JobState.FAILED and (looked_at is None or (ended or entry.launched_at) > looked_at)
@@ -342,7 +342,7 @@ def _read_reports(job: JobHandle, status: JobStatus, known: Sequence[AttemptView
         )
 
 
-def read_sums(files: Files, job: str, attempts: Mapping[int, int | None]) -> dict[int, tuple[int, Summed]]:
+def read_sums(files: Files, job: str, attempts: Mapping[int, int | None]) -> dict[int, tuple[int, ReportSummary]]:
     """Return what runs have reported, by index, in one read: the attempt of that number, or the newest of the first ones if
     it is not known."""
     places = {
@@ -351,7 +351,7 @@ def read_sums(files: Files, job: str, attempts: Mapping[int, int | None]) -> dic
         for number in (range(1, GUESSED + 1) if attempt is None else [attempt])
     }
     read = files.read_many(places) if places else {}
-    found: dict[int, tuple[int, Summed]] = {}
+    found: dict[int, tuple[int, ReportSummary]] = {}
     for name, (index, number) in places.items():
         if name in read and (summed := parse_sum(read[name])) is not None:
             found[index] = number, summed

@@ -20,14 +20,14 @@ from runtime.client.jobs.explain import describe_room, explain, read_facts
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.job_cache import forget_job
 from runtime.client.jobs.launch import carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, prepare
+from runtime.client.jobs.prepare import LaunchOptions, PreparedLaunch, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, InvalidValue, RuntimeFailure
 from runtime.file_trust import write_private
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Room
+from runtime.jobs.hosts.base import Files, FreeSpace
 from runtime.jobs.ledger import job_folder, read_object
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.system import system
@@ -51,34 +51,34 @@ cat token > "$RUNTIME_OUTPUT_DIR/token" && echo "probe wrote yes"
 """
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CheckStep:
     step: str
     """`settings`, `connection`, `records`, `launch`, `interpreter`, `run`, `write`, `read`, `space`, `gpus`, `clock`, `cleanup`"""
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
     hint: str | None = None
 
 
-def _ok(step: str, text: str) -> Step:
-    return Step(step=step, verdict=Verdict.OK, text=text)
+def _ok(step: str, text: str) -> CheckStep:
+    return CheckStep(step=step, verdict=CheckVerdict.OK, text=text)
 
 
-def _warn(step: str, text: str, hint: str) -> Step:
-    return Step(step=step, verdict=Verdict.WARN, text=text, hint=hint)
+def _warn(step: str, text: str, hint: str) -> CheckStep:
+    return CheckStep(step=step, verdict=CheckVerdict.WARN, text=text, hint=hint)
 
 
-def _fail(step: str, text: str, hint: str | None = None) -> Step:
-    return Step(step=step, verdict=Verdict.FAIL, text=text, hint=hint)
+def _fail(step: str, text: str, hint: str | None = None) -> CheckStep:
+    return CheckStep(step=step, verdict=CheckVerdict.FAIL, text=text, hint=hint)
 
 
-def _failed(step: str, problem: RuntimeFailure) -> Step:
+def _failed(step: str, problem: RuntimeFailure) -> CheckStep:
     facts = f" ({'; '.join(problem.facts)})" if problem.facts else ""
     return _fail(step, problem.message + facts, problem.hint)
 
@@ -90,7 +90,7 @@ def check_target(
     patience: timedelta = timedelta(minutes=10),
     gpus: float | None = None,
     new_records: bool = False,
-) -> Iterator[Step]:
+) -> Iterator[CheckStep]:
     """Try the target `name`, and yield each step when it is done. The probe job asks for `gpus`. With `new_records` the
     record root may be another one than was used before."""
     if gpus:
@@ -113,7 +113,7 @@ def check_target(
         yield from _check(place, settings, patience, gpus)
 
 
-def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: float | None) -> Iterator[Step]:
+def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: float | None) -> Iterator[CheckStep]:
     try:
         yield _try_records(place.files)
     except RuntimeFailure as problem:
@@ -141,8 +141,8 @@ def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: flo
 
 
 def _run_probe(
-    prepared: Prepared, place: OpenTarget, settings: Settings, token: str, patience: timedelta, gpus: float | None
-) -> Iterator[Step]:
+    prepared: PreparedLaunch, place: OpenTarget, settings: Settings, token: str, patience: timedelta, gpus: float | None
+) -> Iterator[CheckStep]:
     plan, began = prepared.plan, system.time()
     probe = JobHandle(plan.job.id, plan.target, prepared.launcher, place.host)
     _clean_up_earlier(probe, settings)
@@ -164,7 +164,7 @@ def _run_probe(
                 _clean_up(probe, settings)
 
 
-def _try_records(files: Files) -> Step:
+def _try_records(files: Files) -> CheckStep:
     """Write, read back, refuse the second creation, remove."""
     name, text = f"probe-{system.urandom(8).hex()}", system.urandom(32)
     try:
@@ -180,7 +180,7 @@ def _try_records(files: Files) -> Step:
     return _ok("records", f"`{files.root}` is written, read back and creates once")
 
 
-def _try_space(step: str, room: Room, where: str) -> Step:
+def _try_space(step: str, room: FreeSpace, where: str) -> CheckStep:
     if room.bytes is None:
         return _ok(step, f"no limit {where}")
     little = room.bytes < LITTLE_SPACE or (room.files is not None and room.files < FEW_FILES)
@@ -188,7 +188,9 @@ def _try_space(step: str, room: Room, where: str) -> Step:
     return _warn(step, text, "runtime gc, or name another place") if little else _ok(step, text)
 
 
-def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
+def _watch_probe(
+    job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None
+) -> Iterator[CheckStep]:
     try:
         status = job.wait(timeout=patience, stuck=True)
     except TimeoutError:
@@ -215,12 +217,12 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
     yield _ok("run", f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
     yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
     if said_by.get("scratch", "").isdecimal():
-        yield _try_space("scratch", Room(int(said_by["scratch"]) * 1024), "where attempts run")
+        yield _try_space("scratch", FreeSpace(int(said_by["scratch"]) * 1024), "where attempts run")
     yield _gpus(said_by, gpus)
     yield _clock(said_by, began, seen)
 
 
-def _interpreter(job: JobHandle) -> Step:
+def _interpreter(job: JobHandle) -> CheckStep:
     start = read_object(job.files, f"{job_folder(job.id)}/runs/0/a0001/start.json")
     if not start:
         hint = f"set `python` of target `{job.target.name}` to one from 3.6 on"
@@ -228,7 +230,7 @@ def _interpreter(job: JobHandle) -> Step:
     return _ok("interpreter", f"Python {start.get('python', 'of some kind')} runs the shim")
 
 
-def _read_back(job: JobHandle, token: str, attempt: int) -> Step:
+def _read_back(job: JobHandle, token: str, attempt: int) -> CheckStep:
     content = job.files.read(f"{job_folder(job.id)}/runs/0/output/a{attempt:04d}/token") or b""
     if content.decode("utf-8", "replace").strip() == token:
         return _ok("read back", "code went there, and what it wrote came back")
@@ -236,7 +238,7 @@ def _read_back(job: JobHandle, token: str, attempt: int) -> Step:
     return _fail("read back", "what the job wrote is not what was sent", hint)
 
 
-def _gpus(said: dict[str, str], wanted: float | None) -> Step:
+def _gpus(said: dict[str, str], wanted: float | None) -> CheckStep:
     count = int(said.get("gpus", "0").strip() or 0)
     visible = said.get("visible", "").strip()
     text = f"{count} visible" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
@@ -245,7 +247,7 @@ def _gpus(said: dict[str, str], wanted: float | None) -> Step:
     return _ok("gpus", text if count or visible else "none asked for, none visible")
 
 
-def _clock(said: dict[str, str], began: float, seen: float) -> Step:
+def _clock(said: dict[str, str], began: float, seen: float) -> CheckStep:
     """Compare the node's clock with ours: its time lies between our two."""
     if not said.get("clock", "").isdecimal():
         return _warn("clock", "the node told no time", "see whether `date` is there")
@@ -257,7 +259,7 @@ def _clock(said: dict[str, str], began: float, seen: float) -> Step:
     return _ok("clock", "no distance that can be seen" if not distance else "close")
 
 
-def _clean_up(job: JobHandle, settings: Settings) -> Step:
+def _clean_up(job: JobHandle, settings: Settings) -> CheckStep:
     """End the probe in any state and remove all of it. Safe to repeat."""
     try:
         entry = ledger.read_entry(job.files, job.id)

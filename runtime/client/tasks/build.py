@@ -41,7 +41,7 @@ from runtime.units import Span, to_span
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
-    from runtime.tasks.container import Container
+    from runtime.tasks.container import ContainerSpec
 
 OWN_CODE: Final = "worker"
 """Stands for the worker's own code in place of a content id."""
@@ -306,7 +306,7 @@ def check_argument(name: str, value: object) -> None:
 
 def choose_container(
     image: object, mounts: object, environment: Any, extra: Sequence[str] = ()
-) -> tuple[Container | None, Any]:
+) -> tuple[ContainerSpec | None, Any]:
     """Return the container of tasks, and the environment to submit: in a container a project's own one does not hold."""
     from runtime.tasks.container import make_container
 

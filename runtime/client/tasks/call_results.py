@@ -94,7 +94,7 @@ def _failure(record: Record) -> CallFailed:
 # what was submitted
 
 
-class Submitted(Protocol):
+class SubmittedCalls(Protocol):
     """The part of a submission by which its tasks are found."""
 
     @property
@@ -111,7 +111,7 @@ class Submitted(Protocol):
     def pickles(self) -> bool: ...
 
 
-def await_ends(made: Submitted, timeout: Span | None) -> list[End]:
+def await_ends(made: SubmittedCalls, timeout: Span | None) -> list[End]:
     """Wait until every task has ended; returns `read_end` of each, in the order of submission. Raises `TimeoutError`."""
     span = read_span(timeout, "timeout")
     until = None if span is None else system.monotonic() + span.total_seconds()
@@ -127,7 +127,7 @@ def await_ends(made: Submitted, timeout: Span | None) -> list[End]:
             pause = min(LAST_LOOK_S, pause * 1.5)
 
 
-def read_printed(made: Submitted) -> str:
+def read_printed(made: SubmittedCalls) -> str:
     with open_records(made) as records:
         return "".join(read_task_log(records, task) for task, _ in _named(made))
 
@@ -137,14 +137,14 @@ def read_task_log(records: RecordStore, task: str) -> str:
     return b"".join(piece for each in logs for piece in read_log(records, each)).decode(errors="replace")
 
 
-def cancel_tasks(made: Submitted) -> None:
+def cancel_tasks(made: SubmittedCalls) -> None:
     with open_target(made.asked or made.queue, made.stack) as opened:
         stack: Any = opened.stack if isinstance(opened, KeptStack) else opened
         for task, _ in _named(made):
             cancel_task(stack, task, now=system.now(), by=person())
 
 
-def _named(made: Submitted) -> tuple[tuple[str, int], ...]:
+def _named(made: SubmittedCalls) -> tuple[tuple[str, int], ...]:
     if made.tasks is None:
         raise NotPossible(
             "a submission of that many tasks is not followed task by task",
@@ -154,6 +154,6 @@ def _named(made: Submitted) -> tuple[tuple[str, int], ...]:
 
 
 @contextmanager
-def open_records(made: Submitted) -> Iterator[RecordStore]:
+def open_records(made: SubmittedCalls) -> Iterator[RecordStore]:
     with open_target(made.asked or made.queue, made.stack) as opened:
         yield (opened.queue if isinstance(opened, KeptStack) else opened).records

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from runtime.client.resolve_id import FindsTasks, Identity, Kind
+from runtime.client.resolve_id import FindsTasks, IdKind, ResolvedId
 from runtime.client.tasks.status import TaskQueues, queue_of
 from runtime.client.tasks.task_facts import Stack, read_standing
 from runtime.errors import NotPossible
 from runtime.records.base import ManifestPart, RecordExists, settle_record
-from runtime.records.control_commands import Order, OrderKind, person
+from runtime.records.control_commands import ControlCommand, OrderKind, person
 from runtime.records.notifications import keep_message
 from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.model import Task, TaskState
@@ -26,9 +26,9 @@ from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class CancelResult:
     name: str
-    kind: Kind
+    kind: IdKind
     state: TaskState
     """State afterwards: `cancelled`, or the state in which the task had ended before."""
     already: bool = False
@@ -46,17 +46,17 @@ class CancelsOpen(Protocol):
         """`before` gets the tasks whose ends somebody wants to hear of."""
 
 
-def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
+def cancel(stack: Stack, what: ResolvedId, *, now: datetime) -> CancelResult:
     """Cancel a task or an experiment; safe to call again. Raises `NotPossible` for a worker."""
     check_cancellable(what)
-    if what.kind is Kind.TASK:
+    if what.kind is IdKind.TASK:
         return cancel_task(stack, what.name, now=now, by=person())
     return cancel_experiment(stack, what.name, now=now)
 
 
-def check_cancellable(what: Identity) -> None:
+def check_cancellable(what: ResolvedId) -> None:
     """Raise `NotPossible` for a worker."""
-    if what.kind is Kind.WORKER:
+    if what.kind is IdKind.WORKER:
         raise NotPossible(
             f"`{what.name}` is a worker, and workers are stopped where they run",
             facts=["it gives its tasks back when it gets SIGTERM, and nothing is lost if it is killed"],
@@ -64,12 +64,12 @@ def check_cancellable(what: Identity) -> None:
         )
 
 
-def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancelled:
+def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> CancelResult:
     """Record the task's current generation as cancelled, unless it has ended."""
     records = stack.records
     standing = read_standing(records, task_id)
     if standing.state.terminal:
-        return Cancelled(name=task_id, kind=Kind.TASK, state=standing.state, already=True)
+        return CancelResult(name=task_id, kind=IdKind.TASK, state=standing.state, already=True)
     task = standing.task
     if task is None and isinstance(records, FindsTasks):
         # The task is stored, but cannot be decoded.
@@ -83,7 +83,10 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     if not records.holds_tasks:
         # The order comes first: a running attempt stops by it even if this process ends before it has written the record.
         named = frozenset({(task_id, standing.generation)})
-        order, parts = Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named), records.parts(standing.experiment)
+        order, parts = (
+            ControlCommand(kind=OrderKind.CANCEL, at=now, by=by, tasks=named),
+            records.parts(standing.experiment),
+        )
         _tell_workers(stack, standing.experiment, parts, order)
     record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended) + (standing.holder is not None))
@@ -92,12 +95,12 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         settle_record(records, record, mark_of(record, standing.task))
     except RecordExists as first:
         if first.record.state is not TaskState.CANCELLED:
-            return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
+            return CancelResult(name=task_id, kind=IdKind.TASK, state=first.record.state, already=True)
         # Another user cancelled it at the same moment, or a worker has followed the order already.
-    return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)
+    return CancelResult(name=task_id, kind=IdKind.TASK, state=TaskState.CANCELLED, running=standing.holder)
 
 
-def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancelled:
+def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> CancelResult:
     """Cancel all tasks that were submitted to the experiment; tasks that are submitted afterwards run."""
     records = stack.records
     if records.holds_tasks:
@@ -107,16 +110,16 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
             _keep_message(stack, task, cancelled_record(task.id, task.generation, experiment, now=now, by=person()))
 
         ended = queue.cancel_open(experiment, before=before) if isinstance(queue, CancelsOpen) else None
-        return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
+        return CancelResult(name=experiment, kind=IdKind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     parts = records.parts(experiment)
     listed = frozenset(part.name for part in parts)
-    order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
+    order = ControlCommand(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
     _tell_workers(stack, experiment, parts, order)
     # Tasks that were tried again are in no manifest, so the order names each. Finding them takes a look at every record.
     begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
     if begun:
         _tell_workers(stack, experiment, parts, replace(order, experiments={}, tasks=begun))
-    return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
+    return CancelResult(name=experiment, kind=IdKind.EXPERIMENT, state=TaskState.CANCELLED)
 
 
 def _keep_message(stack: Stack, task: Task, record: Record) -> None:
@@ -127,7 +130,7 @@ def _keep_message(stack: Stack, task: Task, record: Record) -> None:
             keep_message(stack.records.open_notifications(), message)
 
 
-def _tell_workers(stack: Stack, experiment: str, parts: Iterable[ManifestPart], order: Order) -> None:
+def _tell_workers(stack: Stack, experiment: str, parts: Iterable[ManifestPart], order: ControlCommand) -> None:
     """Put the order into every queue that the experiment may have been submitted to."""
     usual = stack.default_queue
     # Workers know a queue that is named by its address under another name.

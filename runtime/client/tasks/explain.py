@@ -13,17 +13,17 @@ from typing import Final
 from runtime.client.resolve_id import FindsTasks
 from runtime.client.tasks.notify import read_untold
 from runtime.client.tasks.status import ExperimentStatus, TaskQueues, last_line, purged
-from runtime.client.tasks.task_facts import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.client.tasks.task_facts import Stack, TaskFacts, WorkerStatus, read_standing, read_workers
 from runtime.end_reasons import Budget, EndReason, Explanation
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.death_cause import find_raised
-from runtime.queues.base import Depth, FindsWaiting
+from runtime.queues.base import Depth, WaitingLookup
 from runtime.records.base import RecordStore
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.records.order_scope import Coverage
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState, experiment_digest
-from runtime.tasks.retry_policy import PREEMPTION_BUDGET, Again, decide, failures_allowed
+from runtime.tasks.retry_policy import PREEMPTION_BUDGET, RetryAt, decide, failures_allowed
 from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 
@@ -36,7 +36,7 @@ ATTEMPTS_SHOWN: Final = 10
 class Facts:
     """All facts about one task that an explanation may use."""
 
-    standing: Standing
+    standing: TaskFacts
     queue: str
     now: datetime
     workers: tuple[WorkerStatus, ...] = ()
@@ -95,7 +95,7 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
     return _with_queue(stack, facts)
 
 
-def _is_covered(records: RecordStore, control: Control, standing: Standing) -> bool:
+def _is_covered(records: RecordStore, control: QueueControl, standing: TaskFacts) -> bool:
     """Decide as the task's worker does whether an order covers it."""
     if standing.state.terminal:
         return False
@@ -115,7 +115,7 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
     facts = replace(facts, depth=depth)
     if facts.standing.state is not TaskState.QUEUED:
         return facts
-    if isinstance(queue, FindsWaiting):
+    if isinstance(queue, WaitingLookup):
         waiting = queue.find_waiting(facts.standing.task_id)
         return facts if waiting is None else replace(facts, due=waiting.due, ahead=waiting.ahead)
     try:
@@ -346,7 +346,7 @@ def _until(facts: Facts) -> tuple[datetime, datetime] | None:
     # The queue has no due time; the retry's own rule has one, except for its jitter.
     at = ended[-1].ended_at
     first, latest = decide(task, ended, now=at, jitter=lambda: 0.0), decide(task, ended, now=at, jitter=lambda: 1.0)
-    if not isinstance(first, Again) or not isinstance(latest, Again) or latest.not_before <= facts.now:
+    if not isinstance(first, RetryAt) or not isinstance(latest, RetryAt) or latest.not_before <= facts.now:
         return None
     return max(first.not_before, facts.now), latest.not_before
 
@@ -355,7 +355,7 @@ def _charged(task: Task | None, ended: Sequence[EndedNote], now: datetime) -> st
     if task is None:
         return None
     decision = decide(task, ended, now=now)
-    if not isinstance(decision, Again):
+    if not isinstance(decision, RetryAt):
         return None
     match decision.charged:
         case Budget.FAILURES:

@@ -20,7 +20,7 @@ from runtime.client.tasks.repeated import RepeatedCall
 from runtime.client.tasks.task_snapshot import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.stack.open import OpenStack, open_stack
 from runtime.system import system
 
@@ -224,7 +224,7 @@ def _open(name: str | None, queue: str | None) -> KeptStack:
     try:
         kept = KeptStack(stack)
         if new := stack.describe_new(kept.queue):
-            Log(__name__).warning(new)
+            CleanLogger(__name__).warning(new)
     except BaseException:
         stack.close()
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.client.tasks.results import list_tasks
-from runtime.client.tasks.task_facts import Standing, read_standing
+from runtime.client.tasks.task_facts import TaskFacts, read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
 from runtime.system import system
@@ -41,7 +41,7 @@ Said = Callable[[AttemptLog], None]
 """Called with each attempt before its output begins."""
 
 
-def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
+def find_logs(records: RecordStore, standing: TaskFacts) -> list[AttemptLog]:
     """List every known attempt of every generation, oldest first."""
     found: list[AttemptLog] = []
     recorded = {record.generation: record for record in standing.recorded}

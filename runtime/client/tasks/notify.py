@@ -17,7 +17,7 @@ from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Hearers:
+class Recipients:
     of_tasks: tuple[TaskSink, ...] = NO_SINKS
     """They hear of the end of each task."""
     of_all: tuple[TaskSink, ...] = NO_SINKS
@@ -42,7 +42,7 @@ class Hearers:
                 store.write(message)
 
 
-NOBODY: Final = Hearers()
+NOBODY: Final = Recipients()
 
 
 def read_untold(records: RecordStore, task: Task | None, record: Record | None) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ def read_untold(records: RecordStore, task: Task | None, record: Record | None) 
     )
 
 
-def read_hearers(notify: Any, on: str | Sequence[str] | None, settings: Mapping[str, Any]) -> Hearers:
+def read_hearers(notify: Any, on: str | Sequence[str] | None, settings: Mapping[str, Any]) -> Recipients:
     """Return those who hear, by the names in the project's `settings`. Raises `RequestRefused`."""
     if notify is None:
         if on is not None:
             raise RequestRefused("`notify_on` says when, and nobody is named", hint="name who hears with `notify`")
         return NOBODY
-    return Hearers(*make_sinks(notify, on, settings))
+    return Recipients(*make_sinks(notify, on, settings))

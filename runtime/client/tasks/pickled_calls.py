@@ -17,7 +17,7 @@ from runtime.tasks.model import FunctionEntry, is_plain
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.jobs.call import Call
+    from runtime.jobs.call import FunctionCall
 
 NO_VALUE: Final = 0x2A0
 """Flags of the code of generators and coroutines; `inspect`, which names them, takes long to import."""
@@ -62,7 +62,7 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     return PackedWork(function=call.function, entry=entry, more={CALLS_FILE: content})
 
 
-def request_of(call: Call, name: str) -> dict[str, Any]:
+def request_of(call: FunctionCall, name: str) -> dict[str, Any]:
     """A call as `runtime.worker.attempts.calls` makes it, without the items of its runs."""
     made = call.pickled
     pickled = {"function": made.function, "python": made.python, "cloudpickle": made.cloudpickle} if made else None

@@ -36,7 +36,7 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of tasks processed since the last call."""
 
 
-class Counted:
+class SubmissionCounts:
     def __init__(self, progress: Progress) -> None:
         self.new = self.known = self.same = self.same_other = self.skipped = self.resumed = 0
         self.named: dict[tuple[str, int], None] | None = {}
@@ -76,10 +76,10 @@ class Direct:
         self._queue = queue
         self.known = IdSet()
 
-    def take_up(self, counted: Counted) -> None:
+    def take_up(self, counted: SubmissionCounts) -> None:
         """Do nothing: a put is one transaction, so none can be half done."""
 
-    def send(self, tasks: Sequence[Task], counted: Counted) -> None:
+    def send(self, tasks: Sequence[Task], counted: SubmissionCounts) -> None:
         result = self._queue.put(tasks)
         counted.new += result.new
         counted.known += result.known
@@ -103,7 +103,7 @@ class ThroughManifest:
         self.known = IdSet()
         """Tasks that the manifest listed when it was last read, without those of this submission."""
 
-    def take_up(self, counted: Counted) -> None:
+    def take_up(self, counted: SubmissionCounts) -> None:
         """Read the manifest, and publish parts that an interrupted submission left in it."""
         self._records.check()
         # The experiment is named before its first part, so that a running submission can be seen and cancelled.
@@ -129,7 +129,7 @@ class ThroughManifest:
             for key in keys:
                 self.known.add(key)
 
-    def send(self, tasks: Sequence[Task], counted: Counted) -> None:
+    def send(self, tasks: Sequence[Task], counted: SubmissionCounts) -> None:
         own = task_key(tasks[0].id, tasks[0].generation)
         alone = len(tasks) == 1 and own >= FIRST_OWN_NUMBER
         wanted = list(tasks)

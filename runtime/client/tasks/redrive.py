@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from runtime.client.resolve_id import find_submitted
 from runtime.client.tasks.status import TaskQueues, last_line, purged
-from runtime.client.tasks.task_facts import Stack, Standing, read_standing
+from runtime.client.tasks.task_facts import Stack, TaskFacts, read_standing
 from runtime.end_reasons import EndReason
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.records.base import RecordStore
@@ -32,7 +32,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redriven:
+class RedriveResult:
     """A task with a new generation in its queue, or the reason against it."""
 
     task: str
@@ -115,7 +115,7 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
         raise InvalidValue("end reason", wrong, ", ".join(sorted(known))) from None
 
 
-def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[Redriven]:
+def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[RedriveResult]:
     """Try the tasks of the marks again, in batches as they come, with new budgets."""
     records = stack.records
     marks = iter(marks)
@@ -125,7 +125,7 @@ def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[R
         yield from _publish(stack, plans)
 
 
-def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
+def retry(stack: Stack, task_id: str, *, now: datetime) -> RedriveResult:
     """Try one task again that failed, was cancelled or expired; its dead letter may be purged."""
     records = stack.records
     standing = read_standing(records, task_id, with_task=False)
@@ -133,7 +133,7 @@ def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RedrivePlan:
     """The next generation of a task with the marks it closes, or the reason against it with the stale marks."""
 
     task_id: str
@@ -144,12 +144,12 @@ class Plan:
     refused: str | None = None
 
 
-def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Plan:
+def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> RedrivePlan:
     """Plan the redrive of one mark from all records of its task; a pure function."""
 
-    def refuse(why: str, *, close: bool = False) -> Plan:
+    def refuse(why: str, *, close: bool = False) -> RedrivePlan:
         closes = ((mark.generation, mark.state),) if close else ()
-        return Plan(mark.task_id, mark.experiment, mark.generation, None, closes, why)
+        return RedrivePlan(mark.task_id, mark.experiment, mark.generation, None, closes, why)
 
     done = next((record for record in recorded if record.state is TaskState.SUCCEEDED), None)
     if done is not None:
@@ -166,7 +166,7 @@ def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Pl
     return _plan_next(refuse(""), mark.task, recorded, now=now)
 
 
-def _plan_next(plan: Plan, task: Task, recorded: Sequence[Record], *, now: datetime) -> Plan:
+def _plan_next(plan: RedrivePlan, task: Task, recorded: Sequence[Record], *, now: datetime) -> RedrivePlan:
     """Complete the plan with the next generation of `task`, or with the reason against it."""
     try:
         again = begin_again(replace(task, generation=plan.generation), now=now)
@@ -186,9 +186,9 @@ def begin_again(task: Task, *, now: datetime) -> Task:
     return replace(task, submitted_at=now, expires_at=None if expired else task.expires_at)
 
 
-def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> Plan:
-    def refuse(why: str) -> Plan:
-        return Plan(standing.task_id, standing.experiment, standing.generation, None, (), why)
+def _plan_retry(records: RecordStore, standing: TaskFacts, *, now: datetime) -> RedrivePlan:
+    def refuse(why: str) -> RedrivePlan:
+        return RedrivePlan(standing.task_id, standing.experiment, standing.generation, None, (), why)
 
     done = next((record for record in standing.recorded if record.state is TaskState.SUCCEEDED), None)
     if done is not None:
@@ -207,7 +207,7 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
     return _plan_next(refuse(""), task, standing.recorded, now=now)
 
 
-def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
+def _publish(stack: Stack, plans: Sequence[RedrivePlan]) -> Iterator[RedriveResult]:
     """Put the next generations into the queues of the earlier ones, then close the marks."""
     records, known_queues = stack.records, TaskQueues(stack)
     queues: dict[str, str] = {}
@@ -235,7 +235,7 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             ours = plan.task_id not in known if known is not None else (plan.task_id, plan.generation) in closed
             if not ours:
                 refused = f"it is queued already, as generation {plan.task.generation}"
-        yield Redriven(
+        yield RedriveResult(
             task=plan.task_id,
             experiment=plan.experiment,
             generation=plan.task.generation if plan.task else plan.generation,

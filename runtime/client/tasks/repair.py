@@ -10,20 +10,20 @@ from runtime.client.tasks.publish import Progress, bury_lines, decode_part
 from runtime.errors import LOST_FOR_GOOD
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import LIMITS, next_generation
 from runtime.values import dataclass, replace
 
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker without a report for longer holds nothing; workers report every 30 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repaired:
+class RepairResult:
     """Counts of the tasks that `repair` published again, and of the others by cause."""
 
     published: int = 0
@@ -43,14 +43,14 @@ def repair(
     experiment: str | None = None,
     now: datetime | None = None,
     progress: Progress | None = None,
-) -> Repaired:
+) -> RepairResult:
     """Publish every task of a manifest again that has no terminal record of its newest generation and runs on no live worker.
 
     For a queue that lost its tasks or dropped them after its retention. A task that still waits there is then queued
     twice, which costs a look at its record and no second run. Safe to call again.
     """
     if records.holds_tasks:
-        return Repaired()
+        return RepairResult()
     if isinstance(queue, MakesTopics):
         queue.ensure_topics()
     homes = {seen.name: seen.queue for seen in records.experiments() if experiment in (None, seen.name)}
@@ -100,4 +100,4 @@ def repair(
             counts.update(published=len(free), recorded=ended, held=len(open_tasks) - len(free), malformed=len(unfiled))
             if progress:
                 progress(len(tasks))
-    return Repaired(**counts, experiments=tuple(names))
+    return RepairResult(**counts, experiments=tuple(names))

@@ -15,7 +15,7 @@ from runtime.end_reasons import EndReason
 from runtime.errors import LOST_FOR_GOOD, InvalidTask
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.calls import PICKLE
 from runtime.tasks.entry_text import describe_entry
@@ -127,7 +127,7 @@ def _manifest(records: RecordStore, experiment: str) -> Iterator[Task]:
         try:
             lines = records.read_part(part)
         except LOST_FOR_GOOD as problem:
-            Log(__name__).warning("%s; its tasks without a record are left out", problem.message)
+            CleanLogger(__name__).warning("%s; its tasks without a record are left out", problem.message)
             continue
         for line in lines:
             try:

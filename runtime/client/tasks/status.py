@@ -13,14 +13,14 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.metric_reports import Reported, parse_live
+from runtime.client.metric_reports import LatestReport, parse_live
 from runtime.client.resolve_id import FindsTasks, age_of
-from runtime.client.tasks.task_facts import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.client.tasks.task_facts import Stack, TaskFacts, WorkerStatus, read_standing, read_workers
 from runtime.end_reasons import EndReason
 from runtime.errors import LOST_FOR_GOOD
 from runtime.queues.base import DEFAULT_QUEUE, Depth
 from runtime.records.base import ExperimentSeen, RecordStore
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
 from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
@@ -88,7 +88,7 @@ class ExperimentStatus:
     why: str | None = None
     next_step: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
-    reports: tuple[Reported, ...] = ()
+    reports: tuple[LatestReport, ...] = ()
     """What its running tasks have reported, as their workers passed on."""
     failures: tuple[Failure, ...] = ()
     failures_left_out: int = 0
@@ -248,7 +248,7 @@ def read_queue(
     experiments: Sequence[ExperimentStatus],
     workers: Sequence[WorkerStatus],
     *,
-    controls: Callable[[str], Control] | None = None,
+    controls: Callable[[str], QueueControl] | None = None,
     depths: Callable[[str], Depth | None] | None = None,
     depth: Depth | None = None,
 ) -> QueueStatus:
@@ -349,7 +349,7 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
     )
 
 
-def _reports(workers: Iterable[WorkerStatus], experiment: str) -> Iterator[Reported]:
+def _reports(workers: Iterable[WorkerStatus], experiment: str) -> Iterator[LatestReport]:
     """Yield what the running tasks of an experiment have reported."""
     for worker in workers:
         for task, said in worker.reports.items() if worker.live else ():
@@ -358,14 +358,14 @@ def _reports(workers: Iterable[WorkerStatus], experiment: str) -> Iterator[Repor
                 yield found
 
 
-def _find_report(records: RecordStore, task_id: str) -> Reported | None:
+def _find_report(records: RecordStore, task_id: str) -> LatestReport | None:
     said = next(
         (seen.reports[task_id] for seen in records.workers() if not seen.left and task_id in seen.reports), None
     )
     return None if said is None else parse_live(task_id, said)
 
 
-def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatus]:
+def _attempts(records: RecordStore, standing: TaskFacts) -> Iterator[AttemptStatus]:
     by_generation = {record.generation: record for record in standing.recorded}
     for generation in sorted({*by_generation, standing.generation}):
         current = generation == standing.generation
@@ -446,7 +446,7 @@ def _experiment(
     stack: Stack,
     seen: ExperimentSeen,
     workers: Sequence[WorkerStatus],
-    controls: Callable[[str], Control],
+    controls: Callable[[str], QueueControl],
     depths: Callable[[str], Depth | None],
     tally: Tally,
     *,

@@ -36,9 +36,9 @@ from runtime.client.tasks.kept_stacks import KeptStack, Manner, put_again
 from runtime.client.tasks.pickled_calls import check_packed, pack_work
 from runtime.client.tasks.publish import (
     PART_TASKS,
-    Counted,
     Direct,
     Progress,
+    SubmissionCounts,
     ThroughManifest,
     content_of,
     find_kept_code,
@@ -49,7 +49,7 @@ from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import (
@@ -138,7 +138,7 @@ class Submission:
         )
 
         if self.kept_code is not None:
-            Log(__name__).warning(
+            CleanLogger(__name__).warning(
                 "experiment `%s` has tasks that were submitted before with other code, %s, and these are their ends; for new ones,"
                 " give them another `key` or `experiment`",
                 self.experiment,
@@ -388,7 +388,7 @@ def _say_skew(records: RecordStore) -> None:
     _compared.add(records.url)
     with suppress(RuntimeFailure):
         if said := describe_skew(records.skew(), "the record store's"):
-            Log(__name__).warning("this machine's clock is %s", said)
+            CleanLogger(__name__).warning("this machine's clock is %s", said)
 
 
 def submit_tasks(
@@ -407,7 +407,7 @@ def submit_tasks(
     If a task is refused, its part is not submitted, earlier parts stay, and the error has both counts; run again, the
     submission continues where it stopped. Also raises `QueueUnavailable` and `StoreUnavailable`.
     """
-    counted = Counted(progress or (lambda _: None))
+    counted = SubmissionCounts(progress or (lambda _: None))
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
     existing = _ExistingOutputs() if skip_existing else None
     sender.take_up(counted)
@@ -479,7 +479,7 @@ def _on_disk(url: str) -> bool:
 
 
 def _admitted(
-    tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted, check_secrets: _CheckSecrets | None
+    tasks: Iterable[Task], queue: Queue, known: IdSet, counted: SubmissionCounts, check_secrets: _CheckSecrets | None
 ) -> Iterator[Task]:
     """Yield each new task of the input, after checking it."""
     seen, first = IdSet(), counted.first
@@ -526,7 +526,7 @@ def check_priority(priority: int, queue: str, traits: QueueTraits) -> None:
         )
 
 
-def _cut(tasks: Iterator[Task], size: int, counted: Counted) -> Iterator[list[Task]]:
+def _cut(tasks: Iterator[Task], size: int, counted: SubmissionCounts) -> Iterator[list[Task]]:
     """Yield lists of at most `size`. The error of a refused task gets the counts of tasks before it."""
     part: list[Task] = []
     try:

@@ -32,7 +32,7 @@ class Stack(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class TaskFacts:
     """The current state of a task, as far as the store knows it."""
 
     task_id: str
@@ -55,7 +55,7 @@ class Standing:
         return last if last is not None and last.generation == self.generation else None
 
 
-def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> Standing:
+def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> TaskFacts:
     """Read the state of a task. `with_task` also looks for its definition, which may read manifest parts.
 
     A record that did not succeed and has no mark was tried again: its next generation is on its way.
@@ -82,7 +82,7 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
         if task is None and with_task:
             task = find_submitted(records, task_id)
             task = replace(task, generation=generation) if task else None
-    standing = Standing(
+    standing = TaskFacts(
         task_id=task_id,
         experiment=experiment
         or (last.experiment if last else "")
@@ -97,7 +97,7 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
     return standing if state.terminal else _with_holder(records, standing)
 
 
-def _with_holder(records: RecordStore, standing: Standing) -> Standing:
+def _with_holder(records: RecordStore, standing: TaskFacts) -> TaskFacts:
     """Add the holder: an attempt on file, or a worker that reported the task and has not left."""
     if standing.history.open:
         newest = standing.history.open[-1]

@@ -27,7 +27,7 @@ FAILED_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waited:
+class WaitResult:
     experiment: str
     totals: Mapping[TaskState, int]
     records: tuple[Record, ...] = ()
@@ -101,7 +101,7 @@ def wait(
     timeout: Span | None = None,
     poll: timedelta = timedelta(seconds=0.5),
     progress: Callable[[Mapping[TaskState, int]], None] | None = None,
-) -> Waited:
+) -> WaitResult:
     """Wait until every task of a submission, or of the experiment named, has ended, or the task with that whole id.
 
     Returns also after `timeout`, with `complete` False. A submission of more than `NAMED_TASKS` tasks is waited for with
@@ -149,14 +149,14 @@ class _ByTask:
         self._records, self._experiment, self._tasks = records, experiment, tasks
         self._found: dict[tuple[str, int], Record] = {}
 
-    def look(self, *, final: bool) -> Waited:
+    def look(self, *, final: bool) -> WaitResult:
         for identity in self._tasks:
             if identity not in self._found and (record := self._records.find(*identity)):
                 self._found[identity] = record
         totals = Counter(record.state for record in self._found.values())
         if open_tasks := len(self._tasks) - len(self._found):
             totals[TaskState.QUEUED] = open_tasks
-        return Waited(
+        return WaitResult(
             experiment=self._experiment,
             totals=dict(totals),
             records=tuple(self._found[identity] for identity in self._tasks if identity in self._found),
@@ -168,9 +168,9 @@ class _ByExperiment:
     def __init__(self, records: RecordStore, experiment: str) -> None:
         self._tally, self._experiment = Tally(records), experiment
 
-    def look(self, *, final: bool) -> Waited:
+    def look(self, *, final: bool) -> WaitResult:
         totals = self._tally.count(self._experiment, final=final)
-        return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not open_tasks(totals))
+        return WaitResult(experiment=self._experiment, totals=dict(totals.counts), complete=not open_tasks(totals))
 
 
 class _ByStanding:
@@ -179,10 +179,10 @@ class _ByStanding:
     def __init__(self, records: RecordStore, task_id: str) -> None:
         self._records, self._task_id = records, task_id
 
-    def look(self, *, final: bool) -> Waited:
+    def look(self, *, final: bool) -> WaitResult:
         standing = read_standing(self._records, self._task_id, with_task=False)
         record = standing.record
-        return Waited(
+        return WaitResult(
             experiment=standing.experiment,
             totals={standing.state: 1},
             records=(record,) if record and standing.state.terminal else (),
@@ -195,7 +195,7 @@ _Look: TypeAlias = _ByTask | _ByExperiment | _ByStanding
 
 def _poll(
     look: _Look, deadline: float | None, poll_s: float, progress: Callable[[Mapping[TaskState, int]], None] | None
-) -> Waited:
+) -> WaitResult:
     pause = min(0.05, poll_s)
     while True:
         left = None if deadline is None else deadline - system.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runtime.clusters.convert.commands import SetUp, read_container_commands, read_machine_commands
-from runtime.clusters.convert.container import Container, read_options
+from runtime.clusters.convert.container import ContainerSettings, read_options
 from runtime.clusters.convert.notes import (
     LONGEST_TEXT,
     Note,
@@ -88,7 +88,7 @@ _INSTEAD_ON_MEMBERS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConvertedCluster:
     cluster: str
     """The cluster's name in the file; a good name of the stack."""
     settings: Mapping[str, Any]
@@ -96,7 +96,7 @@ class Converted:
     notes: tuple[Note, ...]
 
 
-def convert_cluster(document: object) -> Converted:
+def convert_cluster(document: object) -> ConvertedCluster:
     """Convert a cluster file, as YAML reads it. Raises `NotPossible` or `InvalidValue` for anything else."""
     if not isinstance(document, dict) or not {"cluster_name", "provider"} <= document.keys():
         raise NotPossible(
@@ -107,7 +107,7 @@ def convert_cluster(document: object) -> Converted:
     return _Conversion({str(key): each for key, each in document.items()}).convert()
 
 
-def render(converted: Converted) -> str:
+def render(converted: ConvertedCluster) -> str:
     """Render the stack file."""
     import yaml
 
@@ -147,7 +147,7 @@ class _Conversion:
         self._notes = Notes()
         self._region, self._zone, self._project = self._read_provider()
 
-    def convert(self) -> Converted:
+    def convert(self) -> ConvertedCluster:
         file, notes = self._file, self._notes
         cluster = quote(read_text(file["cluster_name"], "cluster_name", "a name"))
         notes.add("cluster_name", cluster, f"Ray's name of the cluster is STACK-{HEAD}: stop the old one first")
@@ -190,7 +190,7 @@ class _Conversion:
                 "the file has what looks like the value of a secret, which is not repeated here",
                 hint="take it out, and have a new one made: others have read it",
             )
-        return Converted(
+        return ConvertedCluster(
             cluster=cluster,
             settings={key: each for key, each in settings.items() if each},
             notes=notes.all(),
@@ -216,7 +216,7 @@ class _Conversion:
         )
         return region, zone, project
 
-    def _read_container(self, docker: Mapping[str, Any], shared: list[str], machine: str) -> Container:
+    def _read_container(self, docker: Mapping[str, Any], shared: list[str], machine: str) -> ContainerSettings:
         where = f"docker.{machine}_run_options"
         options = [*shared, *read_texts(docker.get(f"{machine}_run_options"), where)]
         return read_options(options, where, self._notes, head=machine == "head")
@@ -316,7 +316,9 @@ class _Conversion:
             self._notes.add("idle_timeout_minutes", minutes, "allowed are 1 to 1,440")
         return min(max(minutes, 1), 1440)
 
-    def _differences(self, worker: Container, head: Container, inherited: Mapping[str, str]) -> dict[str, Any]:
+    def _differences(
+        self, worker: ContainerSettings, head: ContainerSettings, inherited: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Return what pools set for themselves; the rest they have from the head."""
         for name in sorted(head.variables.keys() - worker.variables.keys()):
             self._notes.add("docker.head_run_options", f"-e {name}=…", "nodes have the head's variables too")

@@ -29,7 +29,7 @@ _ENDED: Final = "systemd starts Ray's container again whenever it ends"
 
 
 @dataclass(slots=True, kw_only=True)
-class Container:
+class ContainerSettings:
     """Settings of one kind of machine's container."""
 
     shm_size: str | None = None
@@ -42,9 +42,9 @@ class Container:
         return {key: value for key, value in named.items() if value}
 
 
-def read_options(options: Sequence[str], where: str, notes: Notes, *, head: bool) -> Container:
+def read_options(options: Sequence[str], where: str, notes: Notes, *, head: bool) -> ContainerSettings:
     """Sort options of `docker run`; an option and its value may be one item of the list or two."""
-    made = Container()
+    made = ContainerSettings()
     for name, value, written in _pairs(options, where, notes):
         _sort(made, name, value, written, where, notes, head=head)
     return made
@@ -92,7 +92,9 @@ def _pairs(options: Sequence[str], where: str, notes: Notes) -> Iterator[tuple[s
         yield name, value, word if value is None or found[2] is not None else f"{word} {value}"
 
 
-def _sort(made: Container, name: str, value: str | None, written: str, where: str, notes: Notes, *, head: bool) -> None:
+def _sort(
+    made: ContainerSettings, name: str, value: str | None, written: str, where: str, notes: Notes, *, head: bool
+) -> None:
     match name:
         case "privileged":
             if head:
@@ -136,7 +138,7 @@ def _as_size(name: str, value: str) -> str:
     return f"{found[1]}{found[2].lower()}" if found else value
 
 
-def _mount(made: Container, mount: str, written: str, where: str, notes: Notes) -> None:
+def _mount(made: ContainerSettings, mount: str, written: str, where: str, notes: Notes) -> None:
     mount = mount.removesuffix(":rw")
     if "docker.sock" in mount:
         step = "whoever writes to the socket is root of the machine; run what needs another image as a job on another target"

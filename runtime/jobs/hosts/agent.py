@@ -32,7 +32,7 @@ _STARTED: Set[int] = set()
 """Processes that were spawned from here and that nobody has waited for."""
 
 
-class StrangeRoot(Exception):
+class ForeignRoot(Exception):
     """The root is not the expected one: it has the id `found`, or none, or it does not exist."""
 
     def __init__(self, found: Optional[str], there: bool) -> None:
@@ -52,7 +52,7 @@ def read_marker(content: bytes) -> str:
     return text if re.match(r"[\w.-]{1,64}$", text, re.ASCII) else "sha256-" + hashlib.sha256(content).hexdigest()[:24]
 
 
-class Place(object):
+class GuardedRoot(object):
     """The files below one root."""
 
     def __init__(self, root: str) -> None:
@@ -65,7 +65,7 @@ class Place(object):
         """Device, inode and time of the marker that was read."""
 
     def look(self, making: bool = False) -> None:
-        """Raise `StrangeRoot` if this is not the expected root. A call that is `making` something marks a new root."""
+        """Raise `ForeignRoot` if this is not the expected root. A call that is `making` something marks a new root."""
         if self.known is None:
             return
         try:
@@ -82,7 +82,7 @@ class Place(object):
                 return
         found = None if content is None else read_marker(content)
         if self.known and found not in self.known:
-            raise StrangeRoot(found, os.path.isdir(self.root))
+            raise ForeignRoot(found, os.path.isdir(self.root))
         self.id, self.known, self._seen = found, [str(found)], seen
 
     def _mark(self) -> Optional[bytes]:
@@ -563,7 +563,7 @@ def unpack(value: Any) -> Any:
     return value
 
 
-def answer(place: Place, do: str, args: Any) -> Any:
+def answer(place: GuardedRoot, do: str, args: Any) -> Any:
     if do == "run":
         return run(*args)
     if do == "wait":
@@ -574,7 +574,7 @@ def answer(place: Place, do: str, args: Any) -> Any:
 
 def serve(mark: str, root: str) -> None:
     """Answer until the input ends."""
-    place = Place(root)
+    place = GuardedRoot(root)
     while True:
         line = sys.stdin.buffer.readline()
         if not line:
@@ -588,7 +588,7 @@ def serve(mark: str, root: str) -> None:
                 "value": pack(answer(place, request["do"], unpack(request["args"]))),
                 "root": place.id,
             }
-        except StrangeRoot as strange:
+        except ForeignRoot as strange:
             said = {"id": request["id"], "strange": [strange.found, strange.there]}
         except Exception as problem:  # the other end has to get any error
             said = {"id": request["id"], "error": str(problem), "errno": getattr(problem, "errno", None)}

@@ -26,7 +26,7 @@ LOG_TAIL: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """The result of a command."""
 
     code: int
@@ -46,7 +46,7 @@ class FileToWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     """Free space in a record root; None for no limit, or an unknown one."""
 
     bytes: int | None = None
@@ -135,7 +135,7 @@ class Files(Protocol):
     def remove(self, name: str) -> None:
         """Delete a file or a folder with all below; already gone is success."""
 
-    def room(self) -> Room:
+    def room(self) -> FreeSpace:
         """The space that is left."""
 
     def while_held(self, lock: str, token: str) -> Files:
@@ -169,7 +169,7 @@ class Host(Protocol):
         stdin: bytes = b"",
         timeout_s: float = 60,
         env: Mapping[str, str | None] | None = None,
-    ) -> Answer:
+    ) -> CommandResult:
         """Run a command to its end; a value of None removes a variable. Raises `HostUnavailable` if the host cannot be
         reached or does not answer in time; then it is not known whether the command ran."""
 
@@ -256,8 +256,8 @@ class AgentFiles(ABC):
     def remove(self, name: str) -> None:
         self.ask("remove", name, patience_s=600)
 
-    def room(self) -> Room:
-        return Room(*self.ask("room"))
+    def room(self) -> FreeSpace:
+        return FreeSpace(*self.ask("room"))
 
     def while_held(self, lock: str, token: str) -> Files:
         return HeldFiles(self, lock, token)
@@ -298,7 +298,7 @@ class AgentHost(ABC):
         stdin: bytes = b"",
         timeout_s: float = 60,
         env: Mapping[str, str | None] | None = None,
-    ) -> Answer:
+    ) -> CommandResult:
         code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
         if code is None:
             raise HostUnavailable(
@@ -306,7 +306,7 @@ class AgentHost(ABC):
                 facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
                 hint=f"try it by hand on `{self.name}`",
             )
-        return Answer(code, out, err)
+        return CommandResult(code, out, err)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         return int(self.ask("spawn", list(words), folder, log, dict(env or {})))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, 
 
 from runtime.errors import InvalidValue
 from runtime.jobs.hosts.agent import MARKER, new_marker, read_marker
-from runtime.jobs.hosts.base import LockLost, Room
+from runtime.jobs.hosts.base import FreeSpace, LockLost
 from runtime.jobs.plan import Target
 from runtime.system import system
 
@@ -185,9 +185,9 @@ class BucketFiles:
             raise ValueError(f"`{name}` lies outside of `{self.root}`, or is the root itself")
         self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
 
-    def room(self) -> Room:
+    def room(self) -> FreeSpace:
         """A bucket has no limit of its own."""
-        return Room()
+        return FreeSpace()
 
     def while_held(self, lock: str, token: str) -> Files:
         """The look at the lock is a request of its own, so another may take it over between the two."""

@@ -18,7 +18,7 @@ class LocalFiles(AgentFiles):
     """A folder that this machine can see."""
 
     def __init__(self, root: str) -> None:
-        self._place = agent.Place(root)
+        self._place = agent.GuardedRoot(root)
         self.root = self.address = self._place.root
         self._watch: RootWatch | None = None
 
@@ -28,7 +28,7 @@ class LocalFiles(AgentFiles):
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         try:
             done = agent.answer(self._place, do, args)
-        except agent.StrangeRoot as strange:
+        except agent.ForeignRoot as strange:
             assert self._watch is not None
             raise self._watch.refusal(strange.found, there=strange.there) from None
         except OSError as problem:

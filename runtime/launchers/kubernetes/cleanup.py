@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.jobs.plan import Owned
-from runtime.launchers.kubernetes.client import Cluster, Object
+from runtime.jobs.plan import OwnedResource
+from runtime.launchers.kubernetes.client import KubernetesCluster, Object
 from runtime.launchers.kubernetes.render import JOB, MANAGED, MANAGED_BY, OWNER, label_value, root_mark
-from runtime.launchers.kubernetes.settings import Place
+from runtime.launchers.kubernetes.settings import KubernetesTarget
 from runtime.launchers.kubernetes.states import NAME_OF_JOB, has_ended, is_unfinished, read_pod
 from runtime.units import parse_time
 
@@ -28,12 +28,14 @@ _GRACE_S: Final = 30
 """The grace of pods that name none."""
 
 
-def list_owned(cluster: Cluster, place: Place, owner: str | None, job: str | None) -> list[Owned]:
+def list_owned(
+    cluster: KubernetesCluster, place: KubernetesTarget, owner: str | None, job: str | None
+) -> list[OwnedResource]:
     """Each Job, pod and ConfigMap of this record root's jobs."""
     labels = MANAGED_JOBS if job is None else f"{MANAGED_BY}={MANAGED},{JOB}={job}"
     labels += f",{OWNER}={label_value(owner)}" if owner is not None else ""
     return [
-        Owned(
+        OwnedResource(
             job=each["metadata"]["labels"][JOB],
             native_id=f"{place.namespace}/{each['metadata']['name']}",
             what=what,
@@ -45,12 +47,12 @@ def list_owned(cluster: Cluster, place: Place, owner: str | None, job: str | Non
     ]
 
 
-def remove_owned(cluster: Cluster, place: Place, owned: Sequence[Owned]) -> list[str]:
+def remove_owned(cluster: KubernetesCluster, place: KubernetesTarget, owned: Sequence[OwnedResource]) -> list[str]:
     """Remove the Jobs of these jobs and all that they own; returns what is left, in words. Safe to repeat."""
     return [line for job in sorted({each.job for each in owned}) for line in _sweep(cluster, place, job)]
 
 
-def _sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
+def _sweep(cluster: KubernetesCluster, place: KubernetesTarget, job: str) -> list[str]:
     namespace, labels = place.namespace, f"{MANAGED_BY}={MANAGED},{JOB}={job}"
     jobs, pods = (_list_own(cluster, kind, place, labels) for kind in ("jobs", "pods"))
     for each in jobs:
@@ -66,7 +68,7 @@ def _sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
     return wait_until_gone(cluster, namespace, names, max(map(grace_of, [*jobs, *pods]), default=0) + END_S)
 
 
-def wait_until_gone(cluster: Cluster, namespace: str, names: set[str], patience_s: float) -> list[str]:
+def wait_until_gone(cluster: KubernetesCluster, namespace: str, names: set[str], patience_s: float) -> list[str]:
     """Wait until the Jobs of these names and their pods are gone; returns what is left after `patience_s`, in words."""
     until = time.monotonic() + patience_s
     while left := list(_list_left(cluster, namespace, sorted(names))):
@@ -82,7 +84,7 @@ def grace_of(found: Object) -> float:
     return float(spec.get("template", {"spec": spec})["spec"].get("terminationGracePeriodSeconds", _GRACE_S))
 
 
-def _list_left(cluster: Cluster, namespace: str, names: Sequence[str]) -> Iterator[str]:
+def _list_left(cluster: KubernetesCluster, namespace: str, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         if cluster.get("jobs", namespace, name) is not None:
             yield f"the Job {namespace}/{name} is still being deleted"
@@ -92,7 +94,7 @@ def _list_left(cluster: Cluster, namespace: str, names: Sequence[str]) -> Iterat
             yield f"the pod {namespace}/{view.name}{where} is still there: {view.raw}"
 
 
-def _list_own(cluster: Cluster, kind: str, place: Place, labels: str) -> list[dict[str, Any]]:
+def _list_own(cluster: KubernetesCluster, kind: str, place: KubernetesTarget, labels: str) -> list[dict[str, Any]]:
     """The objects of this record root, by the names of their Jobs: jobs of two roots may share an id."""
     ours = re.compile(rf"j-[^-]+-{root_mark(place)}-\d+(-|$)")
     found = cluster.list(kind, place.namespace, labels=labels)

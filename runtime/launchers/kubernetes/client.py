@@ -32,7 +32,7 @@ class ApiRefused(NotPossible):
         super().__init__(f"kubernetes refuses to {what}: {said}", facts=[f"HTTP {status}"], hint=hint)
 
 
-class Cluster:
+class KubernetesCluster:
     """One cluster, reached by a context of the user's kubeconfig."""
 
     def __init__(self, context: str | None, kubeconfig: str | None) -> None:

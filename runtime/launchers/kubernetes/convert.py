@@ -27,7 +27,7 @@ _POD: Final = ("containers", "volumes", "nodeSelector", "imagePullSecrets", "ser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunsEntry:
     """One entry of RUNS: `replicas` pods of one command on one GPU."""
 
     name: str
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConvertedJob:
     spec: Mapping[str, Any]
     """A job file, as data."""
     lines: tuple[Mapping[str, Any], ...]
@@ -86,7 +86,9 @@ def _checked(value: object, source: str) -> list[dict[str, Any]]:
     return [dict(each) for each in value]
 
 
-def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_file: str = "runs.jsonl") -> Converted:
+def convert(
+    template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_file: str = "runs.jsonl"
+) -> ConvertedJob:
     """The job array of a ReplicaSet and its runs; of the ReplicaSet alone without any."""
     template = _read_template(template)
     pod = template["spec"]["template"]["spec"]
@@ -128,7 +130,7 @@ def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_f
     if nodes:
         spec["placement"] = {"nodes": nodes}
     gpus = {node: 1 + max(each.gpu_id for each in all_runs if each.node == node) for node in nodes}
-    return Converted(
+    return ConvertedJob(
         spec={key: value for key, value in spec.items() if value is not None},
         lines=lines,
         gpus=gpus,
@@ -136,7 +138,7 @@ def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_f
     )
 
 
-def render(converted: Converted) -> str:
+def render(converted: ConvertedJob) -> str:
     """The job file, with what changed above it."""
     import yaml
 
@@ -147,7 +149,7 @@ def render(converted: Converted) -> str:
     return "\n".join([*above, yaml.safe_dump(dict(converted.spec), sort_keys=False, width=110)])
 
 
-def render_lines(converted: Converted) -> str:
+def render_lines(converted: ConvertedJob) -> str:
     return "".join(json.dumps(line) + "\n" for line in converted.lines)
 
 
@@ -211,13 +213,13 @@ def _shaped(value: object, shape: Any, where: str) -> Any:
     return value
 
 
-def _run_of_template(template: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]) -> Run:
+def _run_of_template(template: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]) -> RunsEntry:
     gpus = {each.get("value") for each in container.get("env", ()) if each.get("name") in GPU_VARIABLES}
     if len(gpus) > 1:
         raise NotPossible(
             "the template's two GPU variables differ", facts=[f"{', '.join(GPU_VARIABLES)}: {sorted(map(str, gpus))}"]
         )
-    return Run(
+    return RunsEntry(
         name=str(template.get("metadata", {}).get("name", "runs")),
         gpu_id=_whole("gpu_id", next(iter(gpus), 0) or 0, least=0),
         node=str(pod.get("nodeSelector", {}).get(HOSTNAME, "")),
@@ -226,7 +228,7 @@ def _run_of_template(template: Mapping[str, Any], pod: Mapping[str, Any], contai
     )
 
 
-def _read_run(number: int, value: Mapping[str, Any], base: Run) -> Run:
+def _read_run(number: int, value: Mapping[str, Any], base: RunsEntry) -> RunsEntry:
     where = f"RUNS[{number}]"
     cmd = base.cmd
     if "cmd" in value:
@@ -234,7 +236,7 @@ def _read_run(number: int, value: Mapping[str, Any], base: Run) -> Run:
         cmd = tuple(str(word) for word in said) if isinstance(said, list | tuple) else ("/bin/bash", "-c", str(said))
     if not cmd:
         raise InvalidValue(f"{where}.cmd", None, "a command, here or in the template")
-    return Run(
+    return RunsEntry(
         name=str(value.get("name", f"run-{number}")),
         gpu_id=_whole(f"{where}.gpu_id", value.get("gpu_id", base.gpu_id), least=0),
         node=str(value.get("node", base.node)),
@@ -250,7 +252,7 @@ def _whole(field: str, value: object, *, least: int) -> int:
     return int(text)
 
 
-def _sharing(runs: Sequence[Run]) -> Counter[tuple[str, int]]:
+def _sharing(runs: Sequence[RunsEntry]) -> Counter[tuple[str, int]]:
     """How many pods each GPU had at once."""
     found = Counter[tuple[str, int]]()
     for each in runs:
@@ -308,7 +310,7 @@ def _name(text: str) -> str:
     return kept[:63].strip("-") or "runs"
 
 
-def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], runs: Sequence[Run]) -> list[str]:
+def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], runs: Sequence[RunsEntry]) -> list[str]:
     notes = ["each seed is a run that ends once; a ReplicaSet started what had finished again"]
     if (
         str(container.get("image", "")).endswith(":latest")

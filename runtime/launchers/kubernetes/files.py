@@ -19,9 +19,9 @@ from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.cleanup import END_S, wait_until_gone
-from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
+from runtime.launchers.kubernetes.client import KubernetesCluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.render import render_files_job
-from runtime.launchers.kubernetes.settings import Place
+from runtime.launchers.kubernetes.settings import KubernetesTarget
 from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newest_pods, read_pod
 
 START_S: Final = 180
@@ -55,7 +55,7 @@ class JobFiles(BucketFiles):
 class KubernetesHost(RemoteHost):
     """A pod that sees the record root. Nothing is started before the first request, and none for a bucket."""
 
-    def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
+    def __init__(self, place: KubernetesTarget, cluster: KubernetesCluster, owner: str) -> None:
         super().__init__()
         self.place, self.cluster = place, cluster
         self.name = f"{place.context or 'kubernetes'}/{place.namespace}"

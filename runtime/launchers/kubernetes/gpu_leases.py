@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.jobs.ledger import now
-from runtime.launchers.kubernetes.client import Cluster
+from runtime.launchers.kubernetes.client import KubernetesCluster
 from runtime.launchers.kubernetes.render import FILES, MANAGED, MANAGED_BY, SLOTS, WAITING
 from runtime.launchers.kubernetes.states import is_unfinished
 from runtime.units import divide, parse_time
@@ -113,7 +113,7 @@ def is_waiting(job: Mapping[str, Any]) -> bool:
 
 
 def take_slots(
-    cluster: Cluster, namespace: str, gpu: Gpu, *, uid: str, job: str, wanted: int, share: float
+    cluster: KubernetesCluster, namespace: str, gpu: Gpu, *, uid: str, job: str, wanted: int, share: float
 ) -> tuple[int, list[Holder]]:
     """Write the Job into the GPU's table; returns its slots and the table. Safe to repeat."""
     name = lease_name(gpu)

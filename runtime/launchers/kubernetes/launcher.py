@@ -17,7 +17,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
     owner_name,
@@ -35,12 +35,12 @@ from runtime.launchers.kubernetes.cleanup import (
     remove_owned,
     wait_until_gone,
 )
-from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
+from runtime.launchers.kubernetes.client import ApiRefused, KubernetesCluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.field_support import INTERRUPTS, KEEPS, SECRET_SCHEMES, WAITS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
-from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
+from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, KubernetesTarget, check_settings, read_place
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
     INDEX,
@@ -96,7 +96,7 @@ class KubernetesLauncher:
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
         place = read_place(target, context)
-        return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
+        return KubernetesHost(place, KubernetesCluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
         import yaml
@@ -188,10 +188,12 @@ class KubernetesLauncher:
             return []
         return _delete_jobs([native.partition("/")[2] for native in native_ids], _opened(host))
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         return list_owned(_opened(host).cluster, _opened(host).place, owner, job)
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         return remove_owned(_opened(host).cluster, _opened(host).place, owned)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
@@ -282,7 +284,7 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
 
 
-def _bring(kind: str, body: Mapping[str, Any], cluster: Cluster, place: Place) -> None:
+def _bring(kind: str, body: Mapping[str, Any], cluster: KubernetesCluster, place: KubernetesTarget) -> None:
     try:
         cluster.create(kind, place.namespace, body)
     except ApiRefused as refused:
@@ -418,7 +420,7 @@ def _fidelity(spec: JobSpec) -> dict[str, FieldSupport]:
 
 
 def _order(
-    spec: JobSpec, job: JobIdentity, indices: Sequence[Mapping[str, Any]], context: PlanContext, place: Place
+    spec: JobSpec, job: JobIdentity, indices: Sequence[Mapping[str, Any]], context: PlanContext, place: KubernetesTarget
 ) -> dict[str, Any]:
     setup = [*place.setup, *activation_lines(spec)]
     backend: dict[str, Any] = {"setup": setup} if setup else {}
@@ -449,7 +451,7 @@ def _order(
     return order
 
 
-def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
+def _gpus_of(spec: JobSpec, place: KubernetesTarget) -> list[Gpu]:
     wanted = spec.placement.nodes
     found = [
         Gpu(node, number)
@@ -493,7 +495,9 @@ def _note_memory(pod: Object, host: Host) -> None:
         host.files.write(f"{run}/{attempts[-1]}/oom", b"")
 
 
-def _list_pods(cluster: Cluster, native: str, index: int | None) -> tuple[Object | None, list[dict[str, Any]]]:
+def _list_pods(
+    cluster: KubernetesCluster, native: str, index: int | None
+) -> tuple[Object | None, list[dict[str, Any]]]:
     """A Job and its pods, oldest first; those of one of the job's indices if `index` is given."""
     namespace, _, name = native.partition("/")
     job = cluster.get("jobs", namespace, name)

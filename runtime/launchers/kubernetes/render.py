@@ -21,7 +21,7 @@ from runtime.launchers.kubernetes.settings import (
     RECORDS_VARIABLES,
     SECRETS_MOUNT,
     SHIM_MOUNT,
-    Place,
+    KubernetesTarget,
 )
 from runtime.launchers.kubernetes.states import CONTAINER, NODES, OFFSET
 from runtime.shim.common import AGAIN
@@ -76,7 +76,14 @@ while idle < most:
 
 
 def render_job(
-    spec: JobSpec, place: Place, job: JobIdentity, *, part: int, offset: int, count: int, slots: int | None = None
+    spec: JobSpec,
+    place: KubernetesTarget,
+    job: JobIdentity,
+    *,
+    part: int,
+    offset: int,
+    count: int,
+    slots: int | None = None,
 ) -> dict[str, Any]:
     """The Indexed Job that serves `count` indices from `offset` on; at most `slots` run at a time if they share a GPU."""
     name = job_name(job, place, part)
@@ -179,7 +186,7 @@ def _owned(job: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
+def render_files_job(place: KubernetesTarget, name: str, owner: str) -> dict[str, Any]:
     """The Job of the pod that reads and writes the record root for machines outside.
 
     It ends by itself, and is removed, if it has nothing to do for some minutes or its pod does not come to run.
@@ -219,12 +226,12 @@ def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
     }
 
 
-def job_name(job: JobIdentity, place: Place, part: int) -> str:
+def job_name(job: JobIdentity, place: KubernetesTarget, part: int) -> str:
     """A hash of the job and of its record root, by which a repeated launch finds the Job."""
     return f"{job.id}-{root_mark(place)}-{part}"
 
 
-def root_mark(place: Place) -> str:
+def root_mark(place: KubernetesTarget) -> str:
     """A mark in names that tells the Jobs of one record root from those of another."""
     return hashlib.sha256(place.records.encode()).hexdigest()[:6]
 
@@ -271,7 +278,7 @@ def slots_of_gpu(spec: JobSpec) -> int | None:
 # the pod
 
 
-def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
+def _pod(spec: JobSpec, place: KubernetesTarget, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
     folder = f"{MOUNT if place.bucket else place.root}/jobs/{job.id}"
     index = "$(JOB_COMPLETION_INDEX)"
     secret = {"prefix": RECORDS_VARIABLES, "secretRef": {"name": place.records_secret}}
@@ -350,7 +357,7 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
     return pod
 
 
-def image_of(spec: JobSpec, place: Place) -> str:
+def image_of(spec: JobSpec, place: KubernetesTarget) -> str:
     image = spec.image or place.image
     if image is None:
         raise NotPossible(
@@ -360,7 +367,7 @@ def image_of(spec: JobSpec, place: Place) -> str:
     return place.find_image(image)
 
 
-def _common(place: Place) -> dict[str, Any]:
+def _common(place: KubernetesTarget) -> dict[str, Any]:
     found: dict[str, Any] = {"automountServiceAccountToken": False, "enableServiceLinks": False}
     if place.service_account:
         found["serviceAccountName"] = place.service_account
@@ -373,7 +380,7 @@ def _common(place: Place) -> dict[str, Any]:
     return found
 
 
-def _pull(place: Place) -> dict[str, str]:
+def _pull(place: KubernetesTarget) -> dict[str, str]:
     return {"imagePullPolicy": place.image_pull_policy} if place.image_pull_policy else {}
 
 
@@ -395,7 +402,7 @@ def _secrets(spec: JobSpec) -> list[dict[str, Any]]:
     return found
 
 
-def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
+def _resources(spec: JobSpec, place: KubernetesTarget) -> dict[str, Any]:
     wanted = spec.resources
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
@@ -411,7 +418,7 @@ def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
 
 
 def _volumes(
-    spec: JobSpec, place: Place, job: JobIdentity, part: int
+    spec: JobSpec, place: KubernetesTarget, job: JobIdentity, part: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts: list[dict[str, Any]] = [{"name": "records", "mountPath": MOUNT}]
     names: dict[str, str] = {}
@@ -446,7 +453,7 @@ def _volumes(
     return volumes, mounts
 
 
-def _claim_of(mount: Mount, place: Place) -> tuple[str, str]:
+def _claim_of(mount: Mount, place: KubernetesTarget) -> tuple[str, str]:
     if not mount.source.startswith(CLAIM_SCHEME):
         claims = f"claim://NAME/PATH; claims of the stack: {', '.join(sorted(place.claims)) or 'none'}"
         raise NotPossible(
@@ -462,7 +469,7 @@ def _claim_volume(name: str, claim: str) -> dict[str, Any]:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
 
 
-def _selector(spec: JobSpec, place: Place) -> dict[str, str]:
+def _selector(spec: JobSpec, place: KubernetesTarget) -> dict[str, str]:
     found = {**place.node_selector, **spec.placement.selector}
     gpus = spec.resources.gpus
     if gpus and gpus.type:
@@ -490,7 +497,7 @@ def _affinity(spec: JobSpec) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
-def _priority_class(spec: JobSpec, place: Place) -> str:
+def _priority_class(spec: JobSpec, place: KubernetesTarget) -> str:
     found: str | None = place.priority_classes.get(spec.priority.value)
     if found is None:
         raise NotPossible(

@@ -36,7 +36,7 @@ _EXPECTED: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesSettings:
+class KubernetesTargetSettings:
     """The settings of a target, as a project's file has them."""
 
     cluster: str | None = None
@@ -68,7 +68,7 @@ class KubernetesSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place(KubernetesSettings):
+class KubernetesTarget(KubernetesTargetSettings):
     """A target, resolved."""
 
     target: str
@@ -132,8 +132,8 @@ def check_settings(target: Target) -> None:
         split_records(target)
 
 
-def _read(target: Target) -> KubernetesSettings:
-    return read_target_settings(KubernetesSettings, target, _EXPECTED, where=f"for target `{target.name}`")
+def _read(target: Target) -> KubernetesTargetSettings:
+    return read_target_settings(KubernetesTargetSettings, target, _EXPECTED, where=f"for target `{target.name}`")
 
 
 def split_records(target: Target) -> tuple[str, str]:
@@ -150,13 +150,13 @@ def split_records(target: Target) -> tuple[str, str]:
     return claim, path
 
 
-def read_place(target: Target, context: PlanContext) -> Place:
+def read_place(target: Target, context: PlanContext) -> KubernetesTarget:
     """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has.
 
     The settings are not checked, so that a wrong one hides none of the target's jobs.
     """
-    known = [each.name for each in fields(KubernetesSettings) if each.name in target.settings]
-    settings = KubernetesSettings(**{name: target.settings[name] for name in known})
+    known = [each.name for each in fields(KubernetesTargetSettings) if each.name in target.settings]
+    settings = KubernetesTargetSettings(**{name: target.settings[name] for name in known})
     outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
     claim = path = ""
@@ -181,7 +181,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         "check_gpus": settings.gpu_resource == _GPU if settings.check_gpus is None else settings.check_gpus,
         "namespace": namespace,
     }
-    return Place(
+    return KubernetesTarget(
         target=target.name,
         claim=claim,
         path=path,

@@ -22,7 +22,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
     check_record_folder,
@@ -43,7 +43,7 @@ from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessInfo:
     pid: int
     parent: int
     state: str
@@ -59,27 +59,27 @@ class Process:
         return is_shim(self.line)
 
 
-def list_processes(host: Host) -> list[Process]:
+def list_processes(host: Host) -> list[ProcessInfo]:
     found = []
     for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,stat=,args="]).out.splitlines():
         words = line.split(None, 3)
         if len(words) == 4 and words[0].isdecimal() and words[1].isdecimal():
-            found.append(Process(int(words[0]), int(words[1]), words[2], words[3]))
+            found.append(ProcessInfo(int(words[0]), int(words[1]), words[2], words[3]))
     return found
 
 
-def list_shims(native_ids: Sequence[str], host: Host) -> list[Process]:
+def list_shims(native_ids: Sequence[str], host: Host) -> list[ProcessInfo]:
     """The shims of these native jobs, with the copies that each made of itself."""
     return [each for each in list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
 
 
-def _tops(shims: Sequence[Process]) -> list[Process]:
+def _tops(shims: Sequence[ProcessInfo]) -> list[ProcessInfo]:
     """The shims that no other of them started."""
     pids = {each.pid for each in shims}
     return [each for each in shims if each.parent not in pids]
 
 
-def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -> dict[int, int]:
+def _served(job: str, shims: Sequence[ProcessInfo], index: int | None, host: Host) -> dict[int, int]:
     """Process id of a shim → its index, for one index or all, by the newest attempts: the copies that a shim makes of
     itself have the same command line."""
     folder = f"jobs/{job}/runs"
@@ -94,7 +94,9 @@ def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -
     return {pid: served for pid, served in found.items() if pid in pids}
 
 
-def _choose(top: Process, runs: Sequence[Process], index: int | None, served: Mapping[int, int]) -> list[Process]:
+def _choose(
+    top: ProcessInfo, runs: Sequence[ProcessInfo], index: int | None, served: Mapping[int, int]
+) -> list[ProcessInfo]:
     if "--indices" not in top.line:
         return [top]
     if index is None:
@@ -105,9 +107,9 @@ def _choose(top: Process, runs: Sequence[Process], index: int | None, served: Ma
     return chosen
 
 
-def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Process]:
+def _below(roots: Iterable[ProcessInfo], processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
     """The descendants of `roots`, nearest first."""
-    found: list[Process] = []
+    found: list[ProcessInfo] = []
     parents = {each.pid for each in roots}
     while parents:
         children = [each for each in processes if each.parent in parents]
@@ -116,7 +118,7 @@ def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Proce
     return found
 
 
-def _marked(job: str, index: int | None, processes: Sequence[Process], host: Host) -> list[Process]:
+def _marked(job: str, index: int | None, processes: Sequence[ProcessInfo], host: Host) -> list[ProcessInfo]:
     """Processes outside the tree that have the job's variables, if the system shows them."""
     wanted = [f"RUNTIME_JOB_ID={job}"] + ([f"RUNTIME_ARRAY_INDEX={index}"] if index is not None else [])
     pids: set[int] | None = None
@@ -127,7 +129,7 @@ def _marked(job: str, index: int | None, processes: Sequence[Process], host: Hos
     return [each for each in processes if each.pid in (pids or ())]
 
 
-def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int], host: Host) -> None:
+def _note_memory(job: str, chosen: Sequence[ProcessInfo], served: Mapping[int, int], host: Host) -> None:
     """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     for shim in chosen:
         if shim.pid in served:
@@ -143,7 +145,7 @@ def job_of(line: str) -> str:
     return found[0]
 
 
-def signal_processes(host: Host, name: str, processes: Sequence[Process]) -> None:
+def signal_processes(host: Host, name: str, processes: Sequence[ProcessInfo]) -> None:
     """Signal the processes that still exist."""
     if processes:
         pids = list(dict.fromkeys(str(each.pid) for each in processes))
@@ -380,11 +382,13 @@ class ProcessLauncher:
         said = host.run(["sh", "-c", _BEARING + _NOTING, host.files.root, *marks]).out.splitlines()
         return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         """Shims and what killed ones left. A machine knows processes by account, so those of an owner are this account's."""
         return list_owned(host, everybody=owner is None, job=job)
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         return remove_owned(host, owned)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
@@ -508,7 +512,7 @@ def _last_words(plan: LaunchPlan, host: Host) -> list[str]:
     return said.decode("utf-8", "replace").strip().splitlines()[-3:]
 
 
-def wake_processes(native_ids: Sequence[str], host: Host) -> list[Process]:
+def wake_processes(native_ids: Sequence[str], host: Host) -> list[ProcessInfo]:
     """Wake stopped shims of these native jobs, so that they find our cancel mark; returns all their shims."""
     shims = list_shims(native_ids, host)
     signal_processes(host, "CONT", [each for each in shims if each.is_stopped])
@@ -543,7 +547,7 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
     return []
 
 
-def _read_grace_s(shim: Process, host: Host) -> float:
+def _read_grace_s(shim: ProcessInfo, host: Host) -> float:
     try:
         grace_s = read_object(host.files, f"{job_folder(job_of(shim.line))}/order.json").get("grace_s")
     except InfrastructureFailure:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.plan import Owned
+from runtime.jobs.plan import OwnedResource
 from runtime.system import system
 from runtime.values import dataclass
 
@@ -69,27 +69,29 @@ class _Found:
     """The shim's native id; empty for a process that a killed shim left."""
 
 
-def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[Owned]:
+def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[OwnedResource]:
     """Each shim that serves a job of this record root, and each process or container that a killed one left; of all users, or
     of ours."""
     now = system.now()
-    owned: dict[str, Owned] = {}
+    owned: dict[str, OwnedResource] = {}
     found, containers = _look(host, everybody=everybody)
     for each in found:
         # Copies of a shim have its native id; the oldest is the one that was launched.
         name = each.native or f"pid {each.process.pid}"
         since = now - each.process.age
         if job in (None, each.job) and (name not in owned or since < owned[name].since):
-            owned[name] = Owned(
+            owned[name] = OwnedResource(
                 job=each.job, native_id=name, what="shim" if each.native else "process", live=True, since=since
             )
     for one in containers:
         if job in (None, one.job):
-            owned[one.name] = Owned(job=one.job, native_id=one.name, what="container", live=True, since=one.since)
+            owned[one.name] = OwnedResource(
+                job=one.job, native_id=one.name, what="container", live=True, since=one.since
+            )
     return list(owned.values())
 
 
-def remove_owned(host: Host, owned: Sequence[Owned]) -> list[str]:
+def remove_owned(host: Host, owned: Sequence[OwnedResource]) -> list[str]:
     """End all processes of these jobs, shims with their grace; returns what is left, in words."""
     jobs = {each.job for each in owned}
     kill_at = system.monotonic() + GRACE_S

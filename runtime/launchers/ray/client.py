@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.launchers.ray.settings import Place
+from runtime.launchers.ray.settings import RayTarget
 from runtime.stack.port_forward import TunnelFailed, open_forward
 
 ANSWER_S: Final = 60.0
@@ -40,7 +40,7 @@ class RayRefused(NotPossible):
 class RayJobs:
     """Jobs of one cluster by its head's API. The first call opens the tunnel, if there has to be one."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RayTarget) -> None:
         self._place = place
         self._opened = contextlib.ExitStack()
         self._address = place.address

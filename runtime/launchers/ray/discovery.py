@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from runtime.jobs.plan import Owned
+from runtime.jobs.plan import OwnedResource
 from runtime.launchers.ray.names import render_entrypoint, split_name, submission_name
 from runtime.launchers.ray.states import has_ended, read_time
 
@@ -54,7 +54,9 @@ def find_job(name: str, info: Mapping[str, Any], root: str) -> str | None:
     return job if drives and named else None
 
 
-def list_owned(known: Mapping[str, Mapping[str, Any]], root: str, owner: str | None, job: str | None) -> list[Owned]:
+def list_owned(
+    known: Mapping[str, Mapping[str, Any]], root: str, owner: str | None, job: str | None
+) -> list[OwnedResource]:
     """The submissions of a record root's jobs, live ones and others, whose start the head tells."""
     found = []
     for name, info in known.items():
@@ -62,5 +64,5 @@ def list_owned(known: Mapping[str, Mapping[str, Any]], root: str, owner: str | N
         whose = read_metadata(info).get("owner")
         if ours is not None and since is not None and job in (None, ours) and owner in (None, whose):
             live = not has_ended(info)
-            found.append(Owned(job=ours, native_id=name, what="ray job", live=live, since=since))
+            found.append(OwnedResource(job=ours, native_id=name, what="ray job", live=live, since=since))
     return found

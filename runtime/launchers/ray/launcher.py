@@ -23,7 +23,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
 )
@@ -39,7 +39,7 @@ from runtime.launchers.ray.pending_reason import warn_of_type
 from runtime.launchers.ray.resource_request import count_nodes, render_demand
 from runtime.launchers.ray.restart_notes import read_asked
 from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, schemes_of
-from runtime.launchers.ray.settings import Place, check_settings, read_place
+from runtime.launchers.ray.settings import RayTarget, check_settings, read_place
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
 from runtime.launchers.ray.submit_retry import submit_until_begun
 from runtime.values import replace
@@ -54,7 +54,7 @@ _FEW: Final = 8
 class RayHost(LocalHost):
     """This machine, the files of the record root, and the way to the head, which is opened on use."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RayTarget) -> None:
         super().__init__(place.root if place.bucket is None else ".")
         self.place, self.jobs = place, RayJobs(place)
         self.holder = ""
@@ -203,11 +203,13 @@ class RayLauncher:
         # Not deleted: the head still looks at them, and would make an entry without our metadata.
         return _end(_opened(host).jobs, map(strip_nonce, native_ids))
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         """The drivers of this record root's jobs that the head has not forgotten."""
         return list_owned(_opened(host).jobs.list(), _opened(host).place.root, owner, job)
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         """Have the shims of these jobs end their commands, wait for their drivers, and make the head forget these."""
         jobs, root = _opened(host).jobs, _opened(host).place.root
         wanted = {each.job for each in owned}
@@ -242,7 +244,7 @@ class RayLauncher:
         ]
 
 
-def render_submission(place: Place, job: JobIdentity, *, epoch: int, part: int, grace_s: float) -> dict[str, Any]:
+def render_submission(place: RayTarget, job: JobIdentity, *, epoch: int, part: int, grace_s: float) -> dict[str, Any]:
     """The body of `POST /api/jobs/`. No entrypoint resources, so that Ray keeps the driver on the head."""
     return {
         "submission_id": submission_name(job.id, place.root, epoch, part),
@@ -257,7 +259,7 @@ def render_submission(place: Place, job: JobIdentity, *, epoch: int, part: int, 
     }
 
 
-def set_epoch(body: Mapping[str, Any], place: Place, job: str, epoch: int, part: int) -> dict[str, Any]:
+def set_epoch(body: Mapping[str, Any], place: RayTarget, job: str, epoch: int, part: int) -> dict[str, Any]:
     """The submission for another epoch."""
     return {
         **body,
@@ -276,7 +278,7 @@ def _check(spec: JobSpec) -> None:
         )
 
 
-def _warn(spec: JobSpec, place: Place) -> tuple[str, ...]:
+def _warn(spec: JobSpec, place: RayTarget) -> tuple[str, ...]:
     tpu = spec.resources.tpu
     of_type = warn_of_type(tpu.type, place.pools, place.target) if tpu and place.pools is not None else None
     of_traffic = place.apart and "records are in {} and the nodes in {}: traffic between them costs money".format(

@@ -6,13 +6,13 @@ import math
 import time
 from typing import Any, Final
 
-from runtime.shim.record import Run
+from runtime.shim.record import RunRecord
 
 BUCKET_S: Final = 5.0
 """How often a mark is looked for in a bucket, as shims do."""
 
 
-class DriversRun(Run):
+class DriversRun(RunRecord):
     def __init__(self, record: Any, index: int, *, look_s: float) -> None:
         super().__init__(record, index)
         self._look_s, self._looked = look_s, -math.inf

@@ -41,7 +41,7 @@ class RaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RayTarget:
     """A target, resolved."""
 
     target: str
@@ -92,7 +92,7 @@ def check_settings(target: Target) -> None:
         )
 
 
-def read_place(target: Target, context: PlanContext) -> Place:
+def read_place(target: Target, context: PlanContext) -> RayTarget:
     """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
     settings = read_settings(target)
     outputs, tunnel, pools = None, None, None
@@ -102,7 +102,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         pools = read_pools(cluster.pools)
         if settings.address is None:
             tunnel = find_way(outputs, cluster, options=settings.ssh_options)
-    return Place(
+    return RayTarget(
         target=target.name,
         root=_root(target, settings.cluster, outputs, context),
         python=settings.python,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.jobs.hosts.base import Answer, Host
+from runtime.jobs.hosts.base import CommandResult, Host
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import NativeStart
 from runtime.launchers.slurm import states
@@ -81,7 +81,7 @@ class SlurmClient:
     def __init__(self, host: Host, settings: SlurmSettings) -> None:
         self._host, self._settings = host, settings
 
-    def run(self, *words: str, timeout_s: float = 60) -> Answer:
+    def run(self, *words: str, timeout_s: float = 60) -> CommandResult:
         """A command with a clean environment."""
         cleaned, env = self._clean(words)
         return self._host.run(cleaned, timeout_s=timeout_s, env=env)
@@ -103,7 +103,7 @@ class SlurmClient:
 
     # looking
 
-    def queue(self, ids: Sequence[str]) -> list[states.Row]:
+    def queue(self, ids: Sequence[str]) -> list[states.SlurmRow]:
         """The queue's rows of these jobs, tasks of arrays one by one."""
         rows = self._queue("--jobs", ids, "--local")
         # Another cluster of the federation may have a revoked job. It is asked only then, since each question to a
@@ -112,7 +112,7 @@ class SlurmClient:
         found = self._queue("--jobs", elsewhere) if elsewhere else []
         return [*(row for row in rows if row.job not in {each.job for each in found}), *found]
 
-    def queue_named(self, names: Sequence[str]) -> list[states.Row]:
+    def queue_named(self, names: Sequence[str]) -> list[states.SlurmRow]:
         return self._queue("--name", names, "--local")
 
     def queue_owned(self, *, everybody: bool) -> str:
@@ -125,8 +125,8 @@ class SlurmClient:
             raise _unavailable("squeue", answer)
         return answer.out
 
-    def _queue(self, option: str, values: Sequence[str], *more: str) -> list[states.Row]:
-        rows: list[states.Row] = []
+    def _queue(self, option: str, values: Sequence[str], *more: str) -> list[states.SlurmRow]:
+        rows: list[states.SlurmRow] = []
         for some in _chunks(values):
             words = ("-h", "-r", "-t", "all", "-o", states.SQUEUE_FORMAT, *more, f"{option}={','.join(some)}")
             answer = self.run("squeue", *words, timeout_s=LOOK_S)
@@ -135,15 +135,15 @@ class SlurmClient:
             rows += states.parse_squeue(answer.out)
         return rows
 
-    def accounting(self, ids: Sequence[str]) -> list[states.Row] | None:
+    def accounting(self, ids: Sequence[str]) -> list[states.SlurmRow] | None:
         """Accounting's rows of these jobs; None if the cluster keeps no accounting. Raises `SlurmUnavailable`."""
         return self._accounting("--jobs", ids)
 
-    def accounting_named(self, names: Sequence[str]) -> list[states.Row] | None:
+    def accounting_named(self, names: Sequence[str]) -> list[states.SlurmRow] | None:
         return self._accounting("--name", names, "-S", HISTORY)
 
-    def _accounting(self, option: str, values: Sequence[str], *more: str) -> list[states.Row] | None:
-        rows: list[states.Row] = []
+    def _accounting(self, option: str, values: Sequence[str], *more: str) -> list[states.SlurmRow] | None:
+        rows: list[states.SlurmRow] = []
         for some in _chunks(values):
             text = self._sacct(f"--format={states.SACCT_FORMAT}", *more, f"{option}={','.join(some)}")
             if text is None:
@@ -240,13 +240,13 @@ class SlurmClient:
 
     # acting
 
-    def cancel(self, ids: Sequence[str]) -> Answer:
+    def cancel(self, ids: Sequence[str]) -> CommandResult:
         return self.run("scancel", *ids)
 
-    def requeue(self, native: str) -> Answer:
+    def requeue(self, native: str) -> CommandResult:
         return self.run("scontrol", "requeue", native)
 
-    def alarm(self, native: str) -> Answer:
+    def alarm(self, native: str) -> CommandResult:
         """ALRM to the process of the batch script, which is the shim, and to nothing that it started."""
         return self.run("scancel", "--batch", "--signal=ALRM", native)
 
@@ -289,7 +289,7 @@ def wait_for(look: Callable[[], str | None], seconds: float, every: float = 0.00
         every = min(1.0, every * 1.5)
 
 
-def _unavailable(command: str, answer: Answer) -> SlurmUnavailable:
+def _unavailable(command: str, answer: CommandResult) -> SlurmUnavailable:
     lines = (answer.err.strip() or answer.out.strip()).splitlines()
     return SlurmUnavailable(
         f"`{command}` does not answer: {lines[-1] if lines else f'exit code {answer.code}'}",

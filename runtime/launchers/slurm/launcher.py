@@ -25,7 +25,7 @@ from runtime.jobs.plan import (
     NativePart,
     NativeStart,
     NativeState,
-    Owned,
+    OwnedResource,
     PlanContext,
     Target,
     check_record_folder,
@@ -48,7 +48,7 @@ from runtime.launchers.slurm.client import (
 from runtime.launchers.slurm.explain import explain_failed, explain_pending, explain_refusal
 from runtime.launchers.slurm.field_support import INTERRUPTS, KEEPS
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
-from runtime.launchers.slurm.states import Layout, Row
+from runtime.launchers.slurm.states import Layout, SlurmRow
 from runtime.values import replace
 
 ANSWER_S: Final = 180.0
@@ -137,7 +137,7 @@ class SlurmLauncher:
         job: JobIdentity,
         indices: Sequence[Mapping[str, Any]],
         context: PlanContext,
-        times: render.Times,
+        times: render.SlurmTimes,
     ) -> dict[str, Any]:
         backend: dict[str, Any] = {}
         packed = spec.array is not None and spec.array.pack is not None
@@ -384,7 +384,7 @@ class SlurmLauncher:
         wait_for(lambda: None if self._left(client, wanted) else "gone", GONE_S)
         return [f"{row.id} is {row.state.lower()} on slurm" for row in self._left(client, wanted)]
 
-    def _left(self, client: SlurmClient, wanted: Sequence[str]) -> list[Row]:
+    def _left(self, client: SlurmClient, wanted: Sequence[str]) -> list[SlurmRow]:
         """The queue's rows of the jobs and tasks in `wanted` that have not ended."""
         rows = client.queue(sorted({each.partition("_")[0] for each in wanted}))
         return [row for row in rows if (row.id in wanted or row.job in wanted) and not row.has_ended]
@@ -400,14 +400,16 @@ class SlurmLauncher:
             if row.layout and not row.has_ended and wanted.issuperset(row.layout.indices(row.task))
         ]
 
-    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+    def owned(
+        self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None
+    ) -> list[OwnedResource]:
         """Slurm's jobs that have not ended; nothing is to be removed of the others."""
         rows = self._client(target, host).queue_owned(everybody=owner is None)
         # The root as `plan` has it, which the names are made of.
         root = str(target.records).rstrip("/") if read_settings(target).host else host.files.root
         return states.to_owned(rows, root, owner, job)
 
-    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+    def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
         return self.cancel(target, [each.native_id for each in owned], None, host)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
@@ -511,7 +513,7 @@ def find_records(target: Target, context: PlanContext) -> str:
     )
 
 
-def _first_ids(rows: Sequence[Row]) -> dict[str, str]:
+def _first_ids(rows: Sequence[SlurmRow]) -> dict[str, str]:
     """Name → id of the oldest job of that name that Slurm did not refuse, before all that have ended."""
     found: dict[str, str] = {}
     # One that has ended may be from before the job's record was removed.

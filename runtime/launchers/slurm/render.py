@@ -82,7 +82,7 @@ def slots_of_node(spec: JobSpec) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class SlurmTimes:
     minutes: int | None
     """`--time`; None leaves it to the partition."""
     limit: timedelta | None
@@ -90,10 +90,10 @@ class Times:
     notes: tuple[str, ...] = ()
 
 
-def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Times:
+def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> SlurmTimes:
     """Plan how long Slurm lets a job run, so that the shim's own clock ends every attempt first."""
     if spec.time_limit is None:
-        return Times(
+        return SlurmTimes(
             None, None, ("no time_limit: the partition's own ends the job, and an end by it is not tried again",)
         )
     rounds = max(_rounds(spec, piece) for piece in slices)
@@ -107,7 +107,7 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
     )
     if profile.max_time is None or wanted <= profile.max_time:
         warning = "" if profile.max_time else "; a partition whose limit is shorter never starts it"
-        return Times(minutes, spec.time_limit, (sum_of + warning,) if rounds > 1 else ())
+        return SlurmTimes(minutes, spec.time_limit, (sum_of + warning,) if rounds > 1 else ())
     if rounds > 1:
         nodes = "array.max_parallel" if spec.array and spec.array.max_parallel else "`max_submit` of the target"
         raise NotPossible(
@@ -125,7 +125,7 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
             hint="shorten grace_period",
         )
     note = f"attempts end after {format_duration(limit)}: the partition's longest time, less the grace"
-    return Times(minutes, limit, (note,))
+    return SlurmTimes(minutes, limit, (note,))
 
 
 def _rounds(spec: JobSpec, piece: Slice) -> int:
@@ -140,7 +140,7 @@ def _rounds(spec: JobSpec, piece: Slice) -> int:
 
 
 def sbatch_words(
-    spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, owner: str, piece: Slice, times: Times
+    spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, owner: str, piece: Slice, times: SlurmTimes
 ) -> list[str]:
     """The words of sbatch. In the script, variables of the submitting shell would beat the options."""
     if spec.start_deadline is not None and times.minutes is None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from runtime.end_reasons import EndReason
-from runtime.jobs.plan import NativeStart, NativeState, Owned
+from runtime.jobs.plan import NativeStart, NativeState, OwnedResource
 from runtime.jobs.spec import JobState
 from runtime.values import dataclass
 
@@ -99,7 +99,7 @@ _ENDS_OF_STARTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SlurmRow:
     """One line about one native job or one task of an array."""
 
     job: str
@@ -133,7 +133,7 @@ class Row:
         return self.state == "FAILED" and not self.where and (self.reason == "BadConstraints" or self.from_accounting)
 
 
-def parse_squeue(text: str) -> list[Row]:
+def parse_squeue(text: str) -> list[SlurmRow]:
     """Lines in `SQUEUE_FORMAT`, one for each task of an array (`squeue -r`)."""
     rows = []
     for line in text.splitlines():
@@ -142,11 +142,11 @@ def parse_squeue(text: str) -> list[Row]:
             continue
         job, task, name, state, where, start, reason = parts
         known = _known(where), _known(start), _known(reason)
-        rows += [Row(job, each, name, state, *known) for each in expand_tasks(task)]
+        rows += [SlurmRow(job, each, name, state, *known) for each in expand_tasks(task)]
     return rows
 
 
-def parse_sacct(text: str) -> list[Row]:
+def parse_sacct(text: str) -> list[SlurmRow]:
     """Lines in `SACCT_FORMAT` of `sacct -X -P -n`."""
     rows = []
     for line in text.splitlines():
@@ -159,7 +159,7 @@ def parse_sacct(text: str) -> list[Row]:
             continue
         exit_code, _, exit_signal = code.partition(":")
         rows += [
-            Row(
+            SlurmRow(
                 job=match[1],
                 task=task,
                 name=name,
@@ -260,12 +260,12 @@ def read_layout(name: str) -> Layout | None:
     return Layout(int(match[1]), int(match[2]), int(match[3])) if match and match[1] is not None else None
 
 
-def to_owned(text: str, root: str, owner: str | None, job: str | None) -> list[Owned]:
+def to_owned(text: str, root: str, owner: str | None, job: str | None) -> list[OwnedResource]:
     """Our jobs of a record root that have not ended, from lines in `OWNED_FORMAT`, each array once.
 
     A job without our comment, which a site may have replaced, is its user's.
     """
-    found: dict[str, Owned] = {}
+    found: dict[str, OwnedResource] = {}
     for line in text.splitlines():
         number, _, rest = line.partition("|")
         state, submitted, user, name, comment = [*rest.split("|", 4), "", "", "", ""][:5]
@@ -275,14 +275,14 @@ def to_owned(text: str, root: str, owner: str | None, job: str | None) -> list[O
         whose = comment.removeprefix(MARK) if comment.startswith(MARK) else user
         if place == _mark_of(root) and job in (None, ours) and owner in (None, whose):
             since = datetime.fromtimestamp(int(submitted), UTC)
-            found[number] = Owned(job=ours, native_id=number, what="slurm job", live=True, since=since)
+            found[number] = OwnedResource(job=ours, native_id=number, what="slurm job", live=True, since=since)
     return list(found.values())
 
 
 # from rows to states
 
 
-def merge_rows(queue: Iterable[Row], accounting: Iterable[Row]) -> list[Row]:
+def merge_rows(queue: Iterable[SlurmRow], accounting: Iterable[SlurmRow]) -> list[SlurmRow]:
     """One row for each job or task: the queue's while it lives, else the accounting's, which knows exit codes."""
     merged = {row.id: row for row in queue}
     for row in accounting:
@@ -293,7 +293,7 @@ def merge_rows(queue: Iterable[Row], accounting: Iterable[Row]) -> list[Row]:
     return list(merged.values())
 
 
-def to_states(rows: Iterable[Row]) -> Iterator[NativeState]:
+def to_states(rows: Iterable[SlurmRow]) -> Iterator[NativeState]:
     """The state of each index, by the rows that `merge_rows` returns."""
     for row in rows:
         (state, reason), layout = judge_row(row), row.layout
@@ -315,7 +315,7 @@ def to_states(rows: Iterable[Row]) -> Iterator[NativeState]:
             )
 
 
-def judge_row(row: Row) -> tuple[JobState, EndReason | None]:
+def judge_row(row: SlurmRow) -> tuple[JobState, EndReason | None]:
     """The state, and the reason of a job that has ended."""
     state, reason = STATES.get(row.state, (JobState.UNKNOWN, None))
     if row.state == "FAILED":
@@ -328,7 +328,7 @@ def judge_row(row: Row) -> tuple[JobState, EndReason | None]:
     return state, reason
 
 
-def _say(row: Row, state: JobState) -> str:
+def _say(row: SlurmRow, state: JobState) -> str:
     if state is JobState.PENDING and row.reason:
         return f"waits: {row.reason}"
     if row.exit_signal == NO_OUTPUT_FILE:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import threading
 
 T = TypeVar("T")
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 # https://cloud.google.com/pubsub/quotas#resource_limits
 MAX_PUBLISH_MESSAGES: Final = 1_000

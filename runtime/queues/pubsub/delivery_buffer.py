@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from runtime.clock import Clock
-from runtime.queues.pubsub.message import Delivery, Holding
+from runtime.queues.pubsub.message import Delivery, DeliveryState
 from runtime.system import system
 from runtime.tasks.model import new_tokens
 
@@ -27,7 +27,7 @@ LOOK_AHEAD_S: Final = 0.25
 MAX_LOOK_AHEAD: Final = 1000
 
 
-class Held:
+class DeliveryBuffer:
     """Methods may be called from any thread: most wait for `changed`, the others are called with it held.
 
     It holds the deliveries that the worker asks for, and some that it is about to ask for.
@@ -94,7 +94,7 @@ class Held:
             return False
         silent_s = self._clock.boottime() - old.since
         in_use = old.token in self._running or silent_s < max(90.0, 3 * ttl_s)
-        if old.holding is Holding.LEASED and not in_use:
+        if old.holding is DeliveryState.LEASED and not in_use:
             # Its holder gave it up silently; nobody would ever renew or settle it.
             old.lost = True
             self.let_go(old)
@@ -118,14 +118,14 @@ class Held:
             if delivery.confirmed_until <= now:
                 self.let_go(delivery)
                 continue
-            delivery.holding = Holding.LEASED
+            delivery.holding = DeliveryState.LEASED
             delivery.token = next(self._tokens)
             delivery.since = now
             taken.append(delivery)
         return taken
 
     def let_go(self, delivery: Delivery) -> None:
-        delivery.holding = Holding.DONE
+        delivery.holding = DeliveryState.DONE
         if self._by_key.get(delivery.key) is delivery:
             del self._by_key[delivery.key]
 
@@ -140,7 +140,7 @@ class Held:
         ack_ids: list[str] = []
         with self.changed:
             for delivery in deliveries:
-                if delivery.holding is not Holding.DONE:
+                if delivery.holding is not DeliveryState.DONE:
                     self.let_go(delivery)
                     ack_ids += delivery.ack_ids.values()
         return ack_ids
@@ -179,7 +179,7 @@ class Held:
     def make_ready(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Have them handed out from now on, except any that a purge dropped meanwhile; returns the others."""
         with self.changed:
-            ready = [one for one in deliveries if one.holding is Holding.HELD]
+            ready = [one for one in deliveries if one.holding is DeliveryState.HELD]
             since = self._clock.boottime()
             for delivery in ready:
                 delivery.since = since
@@ -209,7 +209,7 @@ class Held:
     def pop_unrenewed(self, now: float) -> list[Delivery]:
         fresh: list[Delivery] = []
         while self._unrenewed and self._unrenewed[0][0] <= now:
-            fresh += [one for one in self._unrenewed.popleft()[1] if one.holding is not Holding.DONE]
+            fresh += [one for one in self._unrenewed.popleft()[1] if one.holding is not DeliveryState.DONE]
         return fresh
 
     def pop_unclaimed(self, now: float) -> list[Delivery]:

@@ -51,7 +51,7 @@ _FOREIGN_ATTRIBUTES: Final = 80
 _SERVICE_ATTRIBUTES: Final = ("googclient_", "CloudPubSubDeadLetterSource")
 
 
-class Holding(Enum):
+class DeliveryState(Enum):
     HELD = auto()
     """Delivered and not handed out: looked at, waiting for its time, or looked ahead."""
     LEASED = auto()
@@ -82,7 +82,7 @@ class Delivery:
     """When the service took it in, of a foreign producer's message; such a task is in no manifest that an order could
     name."""
     invalid: InvalidMessage | None = None
-    holding: Holding = Holding.HELD
+    holding: DeliveryState = DeliveryState.HELD
     confirmed_until: float = 0.0
     """By the boot clock: until then the service gives it to nobody else."""
     since: float = 0.0
@@ -241,7 +241,7 @@ def split_requests(messages: Iterable[OutgoingMessage]) -> Iterator[list[Outgoin
 
 
 @dataclass(slots=True)
-class Verdicts:
+class DeliveryVerdicts:
     """What becomes of deliveries that were just looked at."""
 
     ready: list[Delivery] = field(default_factory=list)
@@ -254,9 +254,9 @@ class Verdicts:
 
 def judge(
     deliveries: Sequence[Delivery], *, recorded: Sequence[bool], now: datetime, last_attempt: int | None
-) -> Verdicts:
+) -> DeliveryVerdicts:
     """Pure. `last_attempt` is the delivery after which the service may move a message away; None replaces nothing."""
-    verdicts = Verdicts()
+    verdicts = DeliveryVerdicts()
     for delivery, is_recorded in zip(deliveries, recorded, strict=True):
         due = delivery.task.not_before
         if is_recorded:

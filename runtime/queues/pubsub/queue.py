@@ -18,7 +18,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues import base
-from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
+from runtime.queues.base import DEFAULT_QUEUE, RefusedSettlement, SettleAnswer
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     OutgoingMessage,
@@ -28,13 +28,20 @@ from runtime.queues.pubsub.client import (
     ensure_topics,
     insist,
 )
-from runtime.queues.pubsub.message import Delivery, Holding, read_message, split_requests, write_copy, write_message
-from runtime.queues.pubsub.receiver import Intake
+from runtime.queues.pubsub.message import (
+    Delivery,
+    DeliveryState,
+    read_message,
+    split_requests,
+    write_copy,
+    write_message,
+)
+from runtime.queues.pubsub.receiver import Receiver
 from runtime.queues.purge import Purge
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.control_commands import pause_order, resume_order
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 PATIENCE: Final = timedelta(minutes=10)
 """How long a worker waits for the end of an outage."""
@@ -84,7 +91,7 @@ class PubSubQueue:
         self._clock: Clock = clock or SystemClock()
         self._opened: PubSubClient | None = client
         self._opening = system.lock()
-        self._intake = Intake(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
+        self._intake = Receiver(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
         self._at_once = calls_at_once(records)
         self._stores = Threads(2 * self._at_once, "pubsub-store")
         self._published = False
@@ -153,7 +160,7 @@ class PubSubQueue:
         lost = self._intake.renew([lease.handle for lease in leases], ttl)
         return [by_delivery[id(delivery)] for delivery in lost]
 
-    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> SettleAnswer:
         """As promised; the acknowledgements follow within moments, and a lost one is harmless.
 
         If the store fails for some, the others are settled before its error is raised.
@@ -163,12 +170,12 @@ class PubSubQueue:
         problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
         if problems:
             raise problems[0]
-        settled = Settled(refused=[outcome for outcome in outcomes if isinstance(outcome, Refused)])
+        settled = SettleAnswer(refused=[outcome for outcome in outcomes if isinstance(outcome, RefusedSettlement)])
         if claim_next:
             settled.leases = [_lease(one) for one in self._intake.take_more(claim_next)]
         return settled
 
-    def _settle_one(self, settlement: Settlement) -> Refused | InfrastructureFailure | None:
+    def _settle_one(self, settlement: Settlement) -> RefusedSettlement | InfrastructureFailure | None:
         record = settlement.record
         delivery: Delivery = settlement.lease.handle
         if delivery.settled_as == record.token:
@@ -192,7 +199,7 @@ class PubSubQueue:
         Raises `QueueUnavailable` or `StoreUnavailable` if tasks could not be given back; they keep their leases, may be
         released again, and come back when their leases end.
         """
-        held = [one for one in releases if one.lease.handle.holding is Holding.LEASED]
+        held = [one for one in releases if one.lease.handle.holding is DeliveryState.LEASED]
         live = [one for one in held if not one.lease.handle.lost]
         problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
         if problems:

@@ -26,19 +26,19 @@ from runtime.queues.pubsub.client import (
     deadline_seconds,
     insist,
 )
-from runtime.queues.pubsub.delivery_buffer import Held
-from runtime.queues.pubsub.message import Delivery, Holding, judge, read_message, split_requests, write_copy
+from runtime.queues.pubsub.delivery_buffer import DeliveryBuffer
+from runtime.queues.pubsub.message import Delivery, DeliveryState, judge, read_message, split_requests, write_copy
 from runtime.queues.pubsub.subscription import Subscription, hold_s
 from runtime.queues.threads import Threads
 from runtime.records.base import FleetStore, RecordStore, calls_at_once
-from runtime.records.control_commands import Control
-from runtime.sanitize import Log
+from runtime.records.control_commands import QueueControl
+from runtime.sanitize import CleanLogger
 from runtime.system import WakeUp, system
 
 if TYPE_CHECKING:
     import threading
 
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 PULL_WAIT_S: Final = 60.0
 """How long one pull waits; long, because a pull that ends at its deadline may take a message with it for a while."""
@@ -59,7 +59,7 @@ DELIVERIES_WITHOUT_POLICY: Final = 5
 """The least that a dead-letter policy may allow; assumed where deliveries are counted and no number is known."""
 
 
-class Intake:
+class Receiver:
     """Every method may be called from any thread. Threads of its own start with the first `take`."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Intake:
         self._threads: list[threading.Thread] = []
         self._finders = Threads(calls_at_once(records), "pubsub-find")
         self._ttl = DEFAULT_LEASE
-        self.held = Held(clock)
+        self.held = DeliveryBuffer(clock)
         self._subscription = Subscription(
             client,
             settings.subscription,
@@ -149,9 +149,9 @@ class Intake:
         with self.held.changed:
             for delivery in deliveries:
                 delivery.since = now
-        live = [one for one in deliveries if one.holding is Holding.LEASED and not one.lost]
+        live = [one for one in deliveries if one.holding is DeliveryState.LEASED and not one.lost]
         self._subscription.confirm(live, ttl, patience_s=max(2.0, ttl.total_seconds() / 3))
-        return [one for one in deliveries if one.lost or one.holding is Holding.DONE]
+        return [one for one in deliveries if one.lost or one.holding is DeliveryState.DONE]
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge: a record or a confirmed copy stands for each."""
@@ -344,7 +344,9 @@ class Intake:
                 self.held.wanted = 0
             due = held.pop_due()
             fresh = held.pop_unrenewed(now)
-        ageing = [one for one in waiting if one.confirmed_until - now < held_for_s / 2 and one.holding is Holding.HELD]
+        ageing = [
+            one for one in waiting if one.confirmed_until - now < held_for_s / 2 and one.holding is DeliveryState.HELD
+        ]
         ageing = list({id(one): one for one in (*fresh, *ageing)}.values())
         try:
             self._subscription.extend(ageing, self._ttl)
@@ -407,7 +409,7 @@ class Intake:
             self._client().close_pulls()
             for thread in self._threads:
                 thread.join(timeout=10)
-            waiting = [one for one in self.held.list_waiting() if one.holding is Holding.HELD]
+            waiting = [one for one in self.held.list_waiting() if one.holding is DeliveryState.HELD]
             copies = [(one, write_copy(one, not_before=one.task.not_before)) for one in waiting]
             self.held.drop(self.give_back(copies))
             self._subscription.flush(RETURN_PATIENCE_S)
@@ -423,10 +425,10 @@ class OrdersSeen:
 
     def __init__(self, records: FleetStore, *, queue: str, clock: Clock) -> None:
         self._records, self._queue, self._clock = records, queue, clock
-        self.control = Control()
+        self.control = QueueControl()
         self._read_at = float("-inf")
 
-    def read(self, *, fresh: bool = False) -> Control:
+    def read(self, *, fresh: bool = False) -> QueueControl:
         """The orders, at most ten seconds old; older if the store cannot be reached."""
         if fresh or self._clock.boottime() - self._read_at >= CONTROL_EVERY_S:
             try:

@@ -19,15 +19,15 @@ from runtime.queues.pubsub.client import (
     deadline_seconds,
     insist,
 )
-from runtime.queues.pubsub.message import Delivery, Holding
-from runtime.sanitize import Log
+from runtime.queues.pubsub.message import Delivery, DeliveryState
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import format_duration
 
 if TYPE_CHECKING:
     import threading
 
-log = Log(__name__)
+log = CleanLogger(__name__)
 
 FIRST_ANSWER_S: Final = 5.0
 """Messages that wait at the service are on their way after this time; a pull that finds none waits much longer."""
@@ -192,7 +192,7 @@ def hold_s(ttl: timedelta) -> int:
 
 
 def _mark_gone(delivery: Delivery, ack_id: str) -> None:
-    if delivery.holding is Holding.DONE:
+    if delivery.holding is DeliveryState.DONE:
         return
     for message_id, known in list(delivery.ack_ids.items()):
         if known == ack_id:

@@ -20,7 +20,7 @@ from typing import Final
 
 from runtime.clock import Clock, SystemClock, machine_id
 from runtime.end_reasons import EndReason
-from runtime.queues.base import DEFAULT_LEASE, Running
+from runtime.queues.base import DEFAULT_LEASE, RunningAttempts
 from runtime.queues.sqlite.tables import SUSPECT, read_task, requeue
 from runtime.records.base import AttemptStore
 from runtime.records.filelock import take_lock
@@ -144,15 +144,15 @@ class Presence:
         return False
 
     @staticmethod
-    def running(folder: Path, worker: str) -> Running:
+    def running(folder: Path, worker: str) -> RunningAttempts:
         try:
             data = (folder / f"{worker}{_LOCK}").read_bytes()
         except FileNotFoundError:
-            return Running()
+            return RunningAttempts()
         lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
         apart = next((line[1:] for line in lines if line.startswith("!")), None)
         noted = [line.removeprefix(_PROVEN) for line in lines if line.startswith(_PROVEN)]
-        return Running(
+        return RunningAttempts(
             frozenset(line for line in lines if len(line) == TOKEN_CHARS),
             apart,
             proven=frozenset(filter(None, noted)) if noted else None,
@@ -253,7 +253,7 @@ class WakePipes:
         self._fds.clear()
 
 
-class Holders:
+class LocalWorkers:
     """Rows of workers that hold leases: this worker's own, whose deadline ends all of its leases, and dead workers'."""
 
     def __init__(
@@ -331,7 +331,7 @@ class Holders:
             return True
         return not Presence.alive(self._file.workers_folder, worker)
 
-    def _give_back(self, holder: int, worker: str, running: Running, *, together: bool) -> None:
+    def _give_back(self, holder: int, worker: str, running: RunningAttempts, *, together: bool) -> None:
         # Before the leases go back: a worker that takes one of these tasks then knows how its last attempt ended.
         failure = None if self._fused else self._note_elsewhere(holder, worker, running, together=together)
         with self._file.transaction() as connection:
@@ -366,7 +366,9 @@ class Holders:
         ).fetchone()
         return str(row[0]) if row is not None and self._is_dead(worker, *row) else None
 
-    def _note_elsewhere(self, holder: int, worker: str, running: Running, *, together: bool) -> Exception | None:
+    def _note_elsewhere(
+        self, holder: int, worker: str, running: RunningAttempts, *, together: bool
+    ) -> Exception | None:
         """Note the lost attempts in a store outside the file; returns the failure of a note that cannot be written."""
         with self._file.reading() as connection:
             boot = self._find_dead(connection, holder, worker)
@@ -394,7 +396,7 @@ class Holders:
         return failure
 
     def _make_note(
-        self, worker: str, boot: str, running: Running, token: str, leased: float, *, together: bool
+        self, worker: str, boot: str, running: RunningAttempts, token: str, leased: float, *, together: bool
     ) -> EndedNote:
         return EndedNote(
             token=token,

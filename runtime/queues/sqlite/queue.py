@@ -18,16 +18,16 @@ from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask
 from runtime.queues import base
-from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
+from runtime.queues.base import DEFAULT_QUEUE, RefusedSettlement, SettleAnswer
 from runtime.queues.sqlite import tables
-from runtime.queues.sqlite.local_workers import Holders, Presence, WakePipes
+from runtime.queues.sqlite.local_workers import LocalWorkers, Presence, WakePipes
 from runtime.queues.sqlite.tables import ALONE, SUSPECT
 from runtime.records.base import RecordExists, RecordStore, is_unwritten
 from runtime.records.control_commands import pause_order, resume_order
 from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
 from runtime.records.sqlite_file import Durability, EmbeddedFile
 from runtime.records.transitions import count, experiment_number, take_out
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
@@ -78,7 +78,7 @@ class SqliteQueue:
         self._experiments: dict[str, int] = {}
         self._wakes = WakePipes(file.workers_folder)
         self._presence: Presence | None = None
-        self._holders = Holders(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
+        self._holders = LocalWorkers(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
         self._tokens = new_tokens()
         self._look_for_due_at = 0.0
 
@@ -186,8 +186,8 @@ class SqliteQueue:
             }
         return [lease for lease in leases if lease.token not in held]
 
-    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
-        settled = Settled()
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> SettleAnswer:
+        settled = SettleAnswer()
         if self._fused:
             recorded: Sequence[Settlement] = [_fit(self.records, settlement) for settlement in settlements]
         else:
@@ -205,7 +205,7 @@ class SqliteQueue:
             faults.reach("queue.mid_commit")
         return settled
 
-    def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
+    def _record_elsewhere(self, settlements: Sequence[Settlement], settled: SettleAnswer) -> list[Settlement]:
         """Mark and commit in the store first; a settlement that came second is refused and its lease left alone."""
         won = []
         for settlement in settlements:
@@ -229,7 +229,7 @@ class SqliteQueue:
         connection: sqlite3.Connection,
         settlement: Settlement,
         changes: dict[int, dict[str, int]],
-        settled: Settled,
+        settled: SettleAnswer,
     ) -> bool:
         """Return whether the lease was held until now."""
         lease, record = settlement.lease, settlement.record
@@ -245,13 +245,13 @@ class SqliteQueue:
                     if not is_unwritten(record, existing):
                         return False
                 except RecordExists as first:
-                    settled.refused.append(Refused(lease, first.record.worker, first.record))
+                    settled.refused.append(RefusedSettlement(lease, first.record.worker, first.record))
                     return False
                 if record.state is not TaskState.SUCCEEDED:
-                    settled.refused.append(Refused(lease, holder))
+                    settled.refused.append(RefusedSettlement(lease, holder))
                     return False
             if not tables.is_generation(connection, held.seq, record.generation):
-                settled.refused.append(Refused(lease, holder))
+                settled.refused.append(RefusedSettlement(lease, holder))
                 return False
             state = take_out(connection, held.seq)
             if state is None:
@@ -388,12 +388,12 @@ class SqliteQueue:
             try:
                 tasks.append(replace(decode_stored(body), generation=generation))
             except InvalidTask as problem:
-                Log(__name__).warning(
+                CleanLogger(__name__).warning(
                     "`%s` is passed over, and goes to the dead letters when it is leased: %s", identity, problem
                 )
         return tasks
 
-    def find_waiting(self, task_id: str) -> base.Waiting | None:
+    def find_waiting(self, task_id: str) -> base.WaitingTask | None:
         with self._file.reading() as connection:
             row = connection.execute(
                 "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN deferred d USING(seq) "
@@ -406,7 +406,7 @@ class SqliteQueue:
             where = "queue=?" if due is not None else "queue=? AND (rank<? OR rank=? AND seq<?)"
             values = (queue,) if due is not None else (queue, rank, rank, seq)
             ahead = connection.execute(f"SELECT count(*) FROM claimable WHERE {where}", values).fetchone()[0]
-        return base.Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
+        return base.WaitingTask(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
         self._row.order(lambda control: pause_order(self._clock.now()))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from runtime.errors import InvalidTask
 from runtime.records.base import RecordStore
-from runtime.records.control_commands import Control, Order, person
+from runtime.records.control_commands import ControlCommand, QueueControl, person
 from runtime.records.sqlite import SqliteRecords, raw_text
 from runtime.records.sqlite_file import EmbeddedFile, record_id
 from runtime.records.transitions import count, enter_new, queue_number, take_out
@@ -224,7 +224,7 @@ class QueueRow:
         self.known = int(row[0])
         return self.known
 
-    def order(self, decide: Callable[[Control], Order | None]) -> None:
+    def order(self, decide: Callable[[QueueControl], ControlCommand | None]) -> None:
         """Give a pause or resume order and set the flag; in one transaction if the records lie in this file."""
         records = self._records
         if not (isinstance(records, SqliteRecords) and self.fused):

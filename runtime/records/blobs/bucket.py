@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue, MissingExtra, ObjectGone, StoreUnavailable
 from runtime.records.blobs import BlobInfo
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class BucketBlobs:
         self, prefix: str, after: str | None, refused: Exception, delimiter: str | None = None
     ) -> Iterator[_Row]:
         """`_list` with a client that takes any name: foreign names are reported and left out."""
-        from runtime.shim.cloud import Denied, Unreachable
+        from runtime.shim.cloud import BucketDenied, BucketUnreachable
 
         self._plain = self._plain or self._open_plain_client()
         whole = self._below + prefix
@@ -277,12 +277,12 @@ class BucketBlobs:
         while True:
             try:
                 page = next(pages, None)
-            except Unreachable as problem:
+            except BucketUnreachable as problem:
                 raise StoreUnavailable(
                     f"bucket `{self._bucket}` cannot be listed around a name that is not ours",
                     facts=[f"at `{self.url}/{prefix}`", str(refused), str(problem)],
-                    hint="remove that object" if isinstance(problem, Denied) else None,
-                    retryable=not isinstance(problem, Denied),
+                    hint="remove that object" if isinstance(problem, BucketDenied) else None,
+                    retryable=not isinstance(problem, BucketDenied),
                 ) from problem
             if page is None:
                 return
@@ -316,7 +316,7 @@ class BucketBlobs:
         _reported.add(self.url)
         address = f"{self.url}/{name}"  # The name may contain a terminal's control characters.
         remove = f"; `{_REMOVE[self._scheme]} {shlex.quote(address)}` removes it" if address.isprintable() else ""
-        Log(__name__).warning(
+        CleanLogger(__name__).warning(
             f"bucket `{self._bucket}` holds names that are not ours, such as {address!a}: they are left out of every "
             f"listing, and make it slower{remove}"
         )

@@ -68,7 +68,7 @@ def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any
 def _call(request: dict[str, Any], argv: list[str] | None) -> Any:
     try:
         function = call.load(request)
-    except call.Misfit as problem:
+    except call.IncompatibleFunction as problem:
         raise TypeError(str(problem)) from None
     args, kwargs = call.load_arguments(request)
     run = context.current_attempt()

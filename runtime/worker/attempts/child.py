@@ -20,8 +20,8 @@ import time
 from runtime import faults
 from runtime.shim.call import handle
 from runtime.worker.attempts import entries, processes, scratch, wire, work_trees
-from runtime.worker.attempts.entries import Failed, Stopped
-from runtime.worker.attempts.environment import Environment
+from runtime.worker.attempts.entries import AttemptFailed, AttemptStopped
+from runtime.worker.attempts.environment import ProcessEnvironment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Execution:
     """The attempt that runs, as its context sees it: folders, progress, and whether it is asked to stop."""
 
-    def __init__(self, fields: list[str], started: float, control: wire.Control) -> None:
+    def __init__(self, fields: list[str], started: float, control: wire.ControlSocket) -> None:
         self.fields, self._control = fields, control
         self.deadline = started + float(fields[5]) if fields[5] else 0.0
         """Seconds since the epoch; 0.0 without a time limit."""
@@ -117,11 +117,11 @@ class Execution:
             self._control.send_progress(payload)
 
 
-current: Child | None = None
+current: ChildServer | None = None
 """The child of this process once it serves; `runtime.worker.attempts.context` reads it."""
 
 
-class Child:
+class ChildServer:
     """Serves orders until its socket ends, it is held, or it must be replaced.
 
     The guardian makes one and forks it many times: attributes that are set here cost nothing in the children, while each
@@ -129,13 +129,13 @@ class Child:
     """
 
     def __init__(self, page: mmap.mmap, *, reuse: bool, max_tasks: int, max_growth_bytes: int) -> None:
-        self.control, self.environment = wire.Control(page), Environment(self._on_term)
+        self.control, self.environment = wire.ControlSocket(page), ProcessEnvironment(self._on_term)
         self.execution: Execution | None = None
         """The order that the child began last."""
         self._reuse, self._max_tasks, self._max_growth_bytes = reuse, max_tasks, max_growth_bytes
         self._functions_run = 0
         self._command_rss_bytes = 0
-        self._tree: work_trees.Tree | None = None
+        self._tree: work_trees.WorkTree | None = None
         self._loaded: dict[str, Callable[..., object]] = {}
         self._must_retire = False
         self._settled_rss_bytes = 0
@@ -161,7 +161,7 @@ class Child:
         if not code_dir:
             return None
         if self._tree is None or self._tree.folder != code_dir:
-            self._tree = work_trees.Tree(code_dir)
+            self._tree = work_trees.WorkTree(code_dir)
         try:
             self._tree.prepare()
         except Exception as problem:  # a full disk, or files that another attempt has damaged
@@ -175,7 +175,7 @@ class Child:
         self._command_rss_bytes = 0
         try:
             if unprepared is not None:
-                raise Failed("setup_failed", unprepared)
+                raise AttemptFailed("setup_failed", unprepared)
             self.environment.prepare(execution.fields, execution.deadline)
             faults.reach("attempt.started")
             body = entries.parse_object(execution.fields[wire.ORDER_FIELDS])
@@ -194,9 +194,9 @@ class Child:
             else:
                 functions = True
                 value = self._run_python(execution, body)
-        except Failed as failure:
+        except AttemptFailed as failure:
             details = failure.details
-        except Stopped as stopped:
+        except AttemptStopped as stopped:
             details = {"outcome": "app_failed", "message": str(stopped.args[0] if stopped.args else "stopped")}
         except BaseException as problem:
             entries.show(problem, problem.__traceback__)
@@ -282,7 +282,7 @@ class Child:
             noun = "process" if count == 1 else "processes"
             os.write(2, f"runtime: ended {count} {noun} that the attempt had left running\n".encode())
 
-    def _tidy(self, tree: work_trees.Tree, cwd: str) -> None:
+    def _tidy(self, tree: work_trees.WorkTree, cwd: str) -> None:
         if cwd:
             scratch.remove_empty(cwd, parents=cwd.count("/", len(tree.folder) + 1))
         try:
@@ -302,7 +302,7 @@ class Child:
         execution.in_user_code = execution.ran_user_code = True
         try:
             if execution.is_asked_to_stop():
-                raise Stopped("stopped before it began")
+                raise AttemptStopped("stopped before it began")
             if "workflow" in body:
                 returned = _call_workflow(execution, body)
             else:
@@ -310,7 +310,7 @@ class Child:
             if not self._reuse or _left_threads():
                 self._must_retire = True
                 entries.leave_python()
-        except Failed:
+        except AttemptFailed:
             raise
         except BaseException as problem:
             execution.in_user_code = False
@@ -338,11 +338,11 @@ class Child:
         from runtime.worker.attempts import interpreter_call
 
         folder = execution.make_scratch()
-        call = interpreter_call.Call(self.environment.python, f"{folder}/.runtime-call", body)
+        call = interpreter_call.InterpreterCall(self.environment.python, f"{folder}/.runtime-call", body)
         call.write()
         try:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")
-        except Failed as failure:
+        except AttemptFailed as failure:
             raise call.explain(failure) from None
         return call.read_value()
 
@@ -354,7 +354,7 @@ class Child:
         execution.make_output()
         environ.pop(without, None)
         if execution.is_asked_to_stop():
-            raise Stopped("stopped before it began")
+            raise AttemptStopped("stopped before it began")
         pid = entries.spawn(argv, environ)
         execution.ran_user_code = True
         self.control.note_command(pid)
@@ -382,7 +382,7 @@ class Child:
             return  # Sent for an attempt that has ended meanwhile.
         first, execution.stop_signalled = not execution.stop_signalled, True
         if first and execution.in_user_code and not execution.looks_at_stop:
-            raise Stopped(f"stopped by signal {signum} (SIGTERM)")
+            raise AttemptStopped(f"stopped by signal {signum} (SIGTERM)")
 
 
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -400,7 +400,7 @@ def _call_workflow(execution: Execution, body: dict[str, Any]) -> object:
         call = load(WorkflowEntry(body["project"], body["workflow"], tuple(body.get("args") or ())))
     except RequestRefused as refusal:
         entries.print_error(refusal.render())
-        raise Failed("config_invalid", "; ".join((refusal.message, *refusal.facts))) from None
+        raise AttemptFailed("config_invalid", "; ".join((refusal.message, *refusal.facts))) from None
     return call()
 
 

@@ -22,7 +22,7 @@ from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
     from runtime.worker.attempts.child_pool import SlotOrders
-    from runtime.worker.attempts.model import Ended, Order
+    from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
@@ -130,7 +130,7 @@ class Cell:
         wire.STOP.pack_into(self._memory, self.at + wire.STOP_AT, order)
 
 
-class Output:
+class ChildOutput:
     """Standard output and error of a child, read from its pipe; it holds the current attempt's output."""
 
     def __init__(self, fd: int, events: Events) -> None:
@@ -177,7 +177,7 @@ class Output:
         self._dropped = 0
         return data
 
-    def add_to(self, result: Ended) -> None:
+    def add_to(self, result: AttemptEnd) -> None:
         if self.size:
             result.log, result.log_bytes = bytes(self._tail[-LOG_TAIL_BYTES:]), self.size
             result.undrained = self.take_undrained()
@@ -189,7 +189,7 @@ class Output:
             self.fd = -1
 
 
-class Noted:
+class AttemptNotes:
     """The worker's notes on a running attempt."""
 
     def __init__(self) -> None:
@@ -205,11 +205,11 @@ class ChildHandle:
     """A process that serves orders."""
 
     def __init__(
-        self, name: str, slot: SlotOrders, cell: Cell, sock: socket.socket, output: Output, events: Events
+        self, name: str, slot: SlotOrders, cell: Cell, sock: socket.socket, output: ChildOutput, events: Events
     ) -> None:
         self.name, self.slot, self.cell, self.sock, self.output, self.events = name, slot, cell, sock, output, events
         self.pid = 0
-        self.orders: deque[Order] = deque()
+        self.orders: deque[AttemptOrder] = deque()
         """Sent and not ended; the first is the one that runs."""
         self.done = 0
         """Orders that have ended, as the child counts them."""
@@ -217,9 +217,9 @@ class ChildHandle:
         """Tree, working directory, interpreter and secrets of its first order; the child imports from there and nowhere else."""
         self.buffer = self.unsent = b""
         self.sock_open = True
-        self.noted: Noted | None = None
+        self.noted: AttemptNotes | None = None
         """None without a note on the attempt that runs."""
-        self.result: Ended | None = None
+        self.result: AttemptEnd | None = None
         """The end of its last attempt; complete but for the child's own output."""
         self.held = self.swept = False
 
@@ -230,9 +230,9 @@ class ChildHandle:
     def runs(self) -> bool:
         return bool(self.orders) and self.cell.begun()[0] > self.done
 
-    def note(self) -> Noted:
+    def note(self) -> AttemptNotes:
         if self.noted is None:
-            self.noted = Noted()
+            self.noted = AttemptNotes()
         return self.noted
 
     @property

@@ -14,10 +14,10 @@ from typing import Final
 
 from runtime.end_reasons import EndReason
 from runtime.worker.attempts import wire
-from runtime.worker.attempts.child_handle import ChildHandle, Output
-from runtime.worker.attempts.exit_classification import WROTE_TO_CONTROL, Endings, describe_code, note_progress
+from runtime.worker.attempts.child_handle import ChildHandle, ChildOutput
+from runtime.worker.attempts.exit_classification import WROTE_TO_CONTROL, EndedAttempts, describe_code, note_progress
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 
 FALSE_STARTS: Final = 3
 MEMORY_EVERY_S: Final = 1.0
@@ -30,10 +30,10 @@ _pack_order = wire.ORDER_HEADER.pack
 _unpack_result = wire.RESULT_HEADER.unpack_from
 
 
-class Children:
+class ChildPool:
     """The children of one pool, by the names that the guardian knows them by."""
 
-    def __init__(self, guardian: GuardianLink, endings: Endings) -> None:
+    def __init__(self, guardian: GuardianLink, endings: EndedAttempts) -> None:
         self._guardian, self._endings = guardian, endings
         self._settings, self._events = guardian.settings, guardian.events
         self._by_name: dict[str, ChildHandle] = {}
@@ -54,7 +54,7 @@ class Children:
         ours.setblocking(False)
         os.set_blocking(read_fd, False)
         cell, events = self._guardian.page.take(), self._events
-        child = ChildHandle(str(next(self._names)), slot, cell, ours, Output(read_fd, events), events)
+        child = ChildHandle(str(next(self._names)), slot, cell, ours, ChildOutput(read_fd, events), events)
         self._by_name[child.name] = child
         events.listen(ours, partial(self.read_results, child))
         events.listen(read_fd, partial(self._read_output, child))
@@ -136,7 +136,7 @@ class Children:
                 else:
                     child.done += 1
                     order = child.orders.popleft()
-                    self._endings.ended.append(Ended(order.token, child.slot.index, _SUCCEEDED, started, ended))
+                    self._endings.ended.append(AttemptEnd(order.token, child.slot.index, _SUCCEEDED, started, ended))
                 at = end
             if at < size:
                 child.buffer = data[at:]
@@ -151,7 +151,7 @@ class Children:
             child.output.read()
         child.done += 1
         order = child.orders.popleft()
-        result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended, max_rss_bytes=peak or None)
+        result = AttemptEnd(order.token, child.slot.index, _SUCCEEDED, started, ended, max_rss_bytes=peak or None)
         self._endings.judge_report(child, order, result, payload if flags & wire.DETAILED else None)
         if flags & wire.RETIRES:
             child.result = result
@@ -246,7 +246,7 @@ class Children:
         self.drop(child)
 
 
-def _code_of(order: Order) -> tuple[str | None, str | None, str | None, Mapping[str, str] | None]:
+def _code_of(order: AttemptOrder) -> tuple[str | None, str | None, str | None, Mapping[str, str] | None]:
     """Return the facts that orders in one process have in common.
 
     Among them are the secrets: code of an earlier attempt may have kept a value where the next one would find it. And the
@@ -258,10 +258,10 @@ def _code_of(order: Order) -> tuple[str | None, str | None, str | None, Mapping[
 class SlotOrders:
     """Orders of one slot; they run one at a time and in order."""
 
-    def __init__(self, index: int, guardian: GuardianLink, children: Children, endings: Endings) -> None:
+    def __init__(self, index: int, guardian: GuardianLink, children: ChildPool, endings: EndedAttempts) -> None:
         self.index, self._guardian, self._children, self._endings = index, guardian, children, endings
         self._settings, self._events = guardian.settings, guardian.events
-        self.pending: deque[Order] = deque()
+        self.pending: deque[AttemptOrder] = deque()
         self.child: ChildHandle | None = None
         self.standby: ChildHandle | None = None
         self.forks_ahead = False
@@ -302,7 +302,7 @@ class SlotOrders:
     def prepare(self) -> None:
         self.child = self._children.fork(self)
 
-    def send(self, orders: Sequence[Order]) -> None:
+    def send(self, orders: Sequence[AttemptOrder]) -> None:
         """Run these after all earlier orders, strictly in order; one system call if the child takes them at once."""
         self.pending.extend(orders)
         self.pump()
@@ -342,7 +342,7 @@ class SlotOrders:
             if self.forks_ahead and self.standby is None:
                 self.standby = self._children.fork(self)
 
-    def _encode(self, order: Order) -> bytes:
+    def _encode(self, order: AttemptOrder) -> bytes:
         if order.env is not self._env or order.secrets is not self._secrets:
             self._env, self._secrets = order.env, order.secrets
             variables = {**order.env, **(order.secrets or {})}

@@ -20,14 +20,14 @@ from runtime.shim.containers import Containers, Engine
 from runtime.shim.ranks import ENGINE_FAILED
 from runtime.units import format_size
 from runtime.worker.attempts import entries, interpreter_call, processes, scratch
-from runtime.worker.attempts.entries import Failed, Stopped
+from runtime.worker.attempts.entries import AttemptFailed, AttemptStopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from runtime.worker.attempts.child import Execution
-    from runtime.worker.attempts.environment import Environment
+    from runtime.worker.attempts.environment import ProcessEnvironment
 
 FOLDER = ".runtime-container"
 """Folder of the attempt's scratch folder that the container's first processes use."""
@@ -39,7 +39,7 @@ exec "$@\""""
 """Shell in a container that becomes the command; `$0` is the folder."""
 
 
-class Container(Containers):
+class AttemptContainer(Containers):
     """The one container of an attempt."""
 
     shown = ("RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN")
@@ -55,27 +55,33 @@ class Container(Containers):
         return os.path.exists(f"{self.scratch}/{name}")
 
 
-def run(execution: Execution, environment: Environment, body: dict[str, Any]) -> str:
-    """Run the attempt and return its value as JSON text. Raises `Failed` for every other end."""
+def run(execution: Execution, environment: ProcessEnvironment, body: dict[str, Any]) -> str:
+    """Run the attempt and return its value as JSON text. Raises `AttemptFailed` for every other end."""
     said = json.loads(environment.container)
     words, call = body.get("command"), None
     start = environment.cwd_of(execution.fields) or execution.make_scratch()
     if words is None:
-        call = interpreter_call.Call("python3", f"{execution.make_scratch()}/.runtime-call", body)
+        call = interpreter_call.InterpreterCall("python3", f"{execution.make_scratch()}/.runtime-call", body)
         call.write(inside=start)
         said["mounts"] += call.mounts
         words = call.argv
     try:
         _run(execution, environment, said, start, words, called=call is not None)
     except SetupFailed as problem:
-        raise Failed(problem.reason, str(problem)) from None
-    except Failed as failure:
+        raise AttemptFailed(problem.reason, str(problem)) from None
+    except AttemptFailed as failure:
         raise (call.explain(failure) if call else failure) from None
     return call.read_value() if call else ""
 
 
 def _run(
-    execution: Execution, environment: Environment, said: dict[str, Any], start: str, words: list[str], *, called: bool
+    execution: Execution,
+    environment: ProcessEnvironment,
+    said: dict[str, Any],
+    start: str,
+    words: list[str],
+    *,
+    called: bool,
 ) -> None:
     token, task_id, code_dir = execution.fields[0], execution.fields[1], execution.fields[10]
     path, user, groups, limits_cpus = said["engine"]
@@ -96,7 +102,7 @@ def _run(
         said["mounts"].append({"source": origin, "target": origin, "mode": "ro"})
     if called:
         variables.pop("PYTHONPATH", None)  # The program sets it when its own modules are loaded.
-    container = Container(
+    container = AttemptContainer(
         said,
         Engine(path, user, tuple(groups), limits_cpus),
         folder,
@@ -107,7 +113,7 @@ def _run(
     )
     container.prepare(start, filter(None, places), variables, None)
     if execution.is_asked_to_stop():
-        raise Stopped("stopped before it began")
+        raise AttemptStopped("stopped before it began")
     container.note([0])
     try:
         argv, environ = container.enclose(0, words, variables)
@@ -143,7 +149,7 @@ def _start(argv: list[str], environ: dict[str, str]) -> int:
         os._exit(126)
 
 
-def _await(pid: int, execution: Execution, container: Container) -> int:
+def _await(pid: int, execution: Execution, container: AttemptContainer) -> int:
     """Wait for the client; once the attempt is asked to stop, all processes inside but the first get TERM."""
     execution.ran_user_code = True
     pause, told = 0.005, False
@@ -166,23 +172,23 @@ def _end_helpers() -> None:
     processes.end_tree(os.getpid())
 
 
-def _judge(execution: Execution, container: Container, said: dict[str, Any], program: str, code: int) -> None:
-    """Raise `Failed` unless the command has ended with 0."""
+def _judge(execution: Execution, container: AttemptContainer, said: dict[str, Any], program: str, code: int) -> None:
+    """Raise `AttemptFailed` unless the command has ended with 0."""
     if container.has("no_command"):
         message = f"image `{said['image']}` has no command `{program}`"
         entries.print_error(f"error: {message}")
-        raise Failed("config_invalid", message, exit_code=127)
+        raise AttemptFailed("config_invalid", message, exit_code=127)
     if not container.has("began"):
         if execution.is_asked_to_stop():
-            raise Stopped("stopped before it began")
+            raise AttemptStopped("stopped before it began")
         # 126 and 127 are the engine's codes for a shell of the image that cannot run.
         reason = "image_failed" if code in (126, 127) else "setup_failed"
         message = (
             f"{container.engine.name} did not start the command in `{said['image']}`, and its words are in the log"
         )
-        raise Failed(reason, f"{message}: it ended with code {code}", exit_code=code)
+        raise AttemptFailed(reason, f"{message}: it ended with code {code}", exit_code=code)
     if code == 128 + signal.SIGKILL and container.has("oom"):
         limit = f", whose limit is {format_size(said['memory_bytes'])}" if said["memory_bytes"] else ""
-        raise Failed("oom", f"killed for memory by the kernel, in its container{limit}", exit_code=code)
+        raise AttemptFailed("oom", f"killed for memory by the kernel, in its container{limit}", exit_code=code)
     # The exit code of a container is a shell's.
     entries.explain_status(128 - code if 128 < code <= 192 else code)

@@ -25,11 +25,11 @@ OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("calls", "child", "ent
 """Files of the code between a child's loop and the user's code; tracebacks are shown without their frames."""
 
 
-class Stopped(SystemExit):
+class AttemptStopped(SystemExit):
     """Raised in the main thread of an attempt that is asked to stop and does not look at its context."""
 
 
-class Failed(Exception):
+class AttemptFailed(Exception):
     """An attempt that cannot go on, with the details for the worker."""
 
     def __init__(self, outcome: str, message: str, *, exit_code: int | None = None, signum: int | None = None) -> None:
@@ -102,7 +102,7 @@ def _import_named(name: str) -> Any:
 
 
 def encode_value(value: object, *, strict: bool) -> str:
-    """Return the JSON text of a returned value. A value without one raises `Failed`, or if not strict, is logged."""
+    """Return the JSON text of a returned value. A value without one raises `AttemptFailed`, or if not strict, is logged."""
     try:
         text = (_encode_value if strict else _encode_returned)(value)
         if len(text) <= wire.MOST_VALUE_BYTES:
@@ -116,7 +116,7 @@ def encode_value(value: object, *, strict: bool) -> str:
     if strict:
         message += "; return plain numbers, texts, lists and dicts, and write the rest to the output folder"
         print_error(f"error: the function {message}")
-        raise Failed("app_failed", f"the function {message}")
+        raise AttemptFailed("app_failed", f"the function {message}")
     print_error(f"runtime: the workflow {message}; the value is not kept")
     return ""
 
@@ -134,19 +134,19 @@ def leave_python() -> None:
 # exceptions
 
 
-def explain(problem: BaseException, traceback: TracebackType | None) -> Failed:
+def explain(problem: BaseException, traceback: TracebackType | None) -> AttemptFailed:
     """Return the failure that an exception of user code stands for; the traceback goes to the log."""
-    if isinstance(problem, Stopped):
-        return Failed("app_failed", str(problem.args[0]))
+    if isinstance(problem, AttemptStopped):
+        return AttemptFailed("app_failed", str(problem.args[0]))
     if isinstance(problem, SystemExit):
         return _explain_exit(problem.code)
     show(problem, traceback)
     if isinstance(problem, MemoryError):
-        return Failed("oom", describe(problem))
+        return AttemptFailed("oom", describe(problem))
     if isinstance(problem, _Misnamed) or (isinstance(problem, TypeError) and _skip_own(traceback) is None):
         # A TypeError of the call itself: none of the user's code had run yet.
-        return Failed("config_invalid", describe(problem))
-    return Failed("app_failed", describe(problem))
+        return AttemptFailed("config_invalid", describe(problem))
+    return AttemptFailed("app_failed", describe(problem))
 
 
 def show(problem: BaseException, traceback: TracebackType | None) -> None:
@@ -176,20 +176,20 @@ def describe(problem: BaseException) -> str:
     return (f"{module}{kind.__qualname__}: {text}" if text else module + kind.__qualname__)[:4000]
 
 
-def _explain_exit(code: object) -> Failed:
+def _explain_exit(code: object) -> AttemptFailed:
     """Return the meaning of `SystemExit`; a `succeeded` failure stands for an exit with 0 or None."""
     if code is None or code == 0:
-        return Failed("succeeded", "")
+        return AttemptFailed("succeeded", "")
     if isinstance(code, int):
-        return Failed("app_failed", f"exited with code {code}", exit_code=code)
+        return AttemptFailed("app_failed", f"exited with code {code}", exit_code=code)
     try:
         text = str(code)
     except Exception:
         text = ""
     if not text.strip():
-        return Failed("app_failed", "exited with code 1", exit_code=1)
+        return AttemptFailed("app_failed", "exited with code 1", exit_code=1)
     print_error(text)
-    return Failed("app_failed", text[:4000], exit_code=1)
+    return AttemptFailed("app_failed", text[:4000], exit_code=1)
 
 
 # commands
@@ -210,7 +210,7 @@ def spawn(argv: list[str], environ: Mapping[bytes, bytes]) -> int:
 _CAN_SPAWN_SESSIONS = sys.platform.startswith("linux")
 
 
-def _explain_spawn(argv: list[str], problem: OSError | ValueError) -> Failed:
+def _explain_spawn(argv: list[str], problem: OSError | ValueError) -> AttemptFailed:
     """Choose the exit code as a shell does: 127 if no such program exists, 126 if it cannot be run."""
     program = argv[0]
     outcome, exit_code = "config_invalid", 126
@@ -229,19 +229,19 @@ def _explain_spawn(argv: list[str], problem: OSError | ValueError) -> Failed:
     else:
         outcome, message = "setup_failed", f"cannot start `{program}`: {problem.strerror}"
     print_error(f"error: {message}")
-    return Failed(outcome, message, exit_code=exit_code)
+    return AttemptFailed(outcome, message, exit_code=exit_code)
 
 
 def explain_status(code: int) -> None:
-    """Raise `Failed` unless a command's exit code is 0; negative stands for a signal."""
+    """Raise `AttemptFailed` unless a command's exit code is 0; negative stands for a signal."""
     if code == 0:
         return
     if code < 0:
-        raise Failed("app_failed", f"died of signal {-code} ({signal_name(-code)})", signum=-code)
+        raise AttemptFailed("app_failed", f"died of signal {-code} ({signal_name(-code)})", signum=-code)
     text = f"exit code {code}"
     if 128 < code < 160 and signal_name(code - 128):
         text += f" (128 + {code - 128}: as a shell reports {signal_name(code - 128)})"
-    raise Failed("app_failed", text, exit_code=code)
+    raise AttemptFailed("app_failed", text, exit_code=code)
 
 
 def signal_name(number: int) -> str:

@@ -14,7 +14,7 @@ import signal
 import sys
 
 from runtime.worker.attempts import scratch, wire, work_trees
-from runtime.worker.attempts.entries import Failed, flush, parse_object
+from runtime.worker.attempts.entries import AttemptFailed, flush, parse_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _SIGNALS = tuple(
 _get_handler: Callable[[int], Any] = _signal.getsignal
 
 
-class Environment:
+class ProcessEnvironment:
     """Variables, folders, import path, signal handlers and streams of the process, as the next attempt has to find them.
 
     Made in the guardian; `on_term` handles SIGTERM in its children.
@@ -194,11 +194,13 @@ class Environment:
         try:
             if cwd and code_dir and not os.path.isdir(cwd):
                 if not os.path.realpath(cwd).startswith(f"{os.path.realpath(code_dir)}/"):
-                    raise Failed("config_invalid", f"folder `{cwd[len(code_dir) + 1 :]}` leads out of the snapshot")
+                    raise AttemptFailed(
+                        "config_invalid", f"folder `{cwd[len(code_dir) + 1 :]}` leads out of the snapshot"
+                    )
                 scratch.make_folder(cwd)  # A snapshot has no empty folders.
             os.chdir(folder)
         except OSError as problem:
-            raise Failed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
+            raise AttemptFailed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
 
     def _drop_shadowed(self, folder: str) -> None:
         """Forget modules that were loaded ahead if `folder` has a module of the same name, which comes first."""

@@ -15,10 +15,10 @@ from runtime.end_reasons import EndReason
 from runtime.errors import explain_json
 from runtime.units import format_size
 from runtime.worker.attempts import scratch, wire
-from runtime.worker.attempts.child_handle import ChildHandle, Noted
+from runtime.worker.attempts.child_handle import AttemptNotes, ChildHandle
 from runtime.worker.attempts.entries import signal_name
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.attempts.processes import OomWatch
 
 SPARED: Final = 1000
@@ -31,28 +31,28 @@ _CONTROL: Final = (
 WROTE_TO_CONTROL = EndReason.APP_FAILED, f"wrote to {_CONTROL}"
 
 
-class Endings:
+class EndedAttempts:
     """Attempts that have ended and that the worker has yet to take."""
 
     def __init__(self, guardian: GuardianLink) -> None:
         self._guardian = guardian
-        self.ended: list[Ended] = []
+        self.ended: list[AttemptEnd] = []
         self._oom = OomWatch()
         self._spared: deque[str] = deque(maxlen=SPARED)
         """Tasks with an attempt that others in its process may have made fail."""
 
-    def take(self) -> list[Ended]:
+    def take(self) -> list[AttemptEnd]:
         ended, self.ended = self.ended, []
         return ended
 
     def add_unstarted(self, token: str, slot: int, reason: EndReason) -> None:
         message = "stopped before it began"
-        self.ended.append(Ended(token, slot, reason, 0.0, time.time(), message=message, not_started=True))
+        self.ended.append(AttemptEnd(token, slot, reason, 0.0, time.time(), message=message, not_started=True))
 
     def add_unable(self, token: str, slot: int, message: str) -> None:
         """End an attempt for which no process could begin it."""
         now = time.time()
-        self.ended.append(Ended(token, slot, EndReason.SETUP_FAILED, now, now, message=message))
+        self.ended.append(AttemptEnd(token, slot, EndReason.SETUP_FAILED, now, now, message=message))
 
     def add_unheard(self, child: ChildHandle, begun: int) -> None:
         """End attempts that began after one that damaged the socket: their ends were never reported."""
@@ -60,12 +60,12 @@ class Endings:
         for _ in range(begun - child.done - 1):
             order = child.orders.popleft()
             message = "another attempt in its process kept it from reporting how it ended"
-            self.ended.append(Ended(order.token, child.slot.index, EndReason.PREEMPTED, now, now, message=message))
+            self.ended.append(AttemptEnd(order.token, child.slot.index, EndReason.PREEMPTED, now, now, message=message))
             self._clean_up(order)
 
     # judging
 
-    def judge_report(self, child: ChildHandle, order: Order, result: Ended, payload: bytes | None) -> None:
+    def judge_report(self, child: ChildHandle, order: AttemptOrder, result: AttemptEnd, payload: bytes | None) -> None:
         """Complete a result with the child's report, in `payload`, and the worker's evidence."""
         if payload is not None:
             imported = read_report(result, payload)
@@ -78,8 +78,8 @@ class Endings:
                 _override(result, *child.asked)
         _add_evidence(child, order, result)
 
-    def judge_death(self, child: ChildHandle, order: Order, code: int, started: float, peak: int) -> Ended:
-        result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
+    def judge_death(self, child: ChildHandle, order: AttemptOrder, code: int, started: float, peak: int) -> AttemptEnd:
+        result = AttemptEnd(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
         result.max_rss_bytes = peak or None
         if code < 0:
             result.signal = -code
@@ -92,19 +92,19 @@ class Endings:
         self._judge_sigkill(result)
         return self._judge_cut_off(child, order, result)
 
-    def judge_loss(self, child: ChildHandle, order: Order, started: float, how: str) -> Ended:
-        result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
+    def judge_loss(self, child: ChildHandle, order: AttemptOrder, started: float, how: str) -> AttemptEnd:
+        result = AttemptEnd(order.token, child.slot.index, EndReason.LOST, started, time.time())
         result.message = f"the guardian of this worker {how}, and the attempt with it"
         return self._judge_cut_off(child, order, result)
 
-    def _judge_cut_off(self, child: ChildHandle, order: Order, result: Ended) -> Ended:
+    def _judge_cut_off(self, child: ChildHandle, order: AttemptOrder, result: AttemptEnd) -> AttemptEnd:
         if child.asked:
             _override(result, *child.asked)
         _add_evidence(child, order, result)
         self._clean_up(order)
         return result
 
-    def _distrust(self, child: ChildHandle, order: Order, result: Ended, *, began: bool) -> None:
+    def _distrust(self, child: ChildHandle, order: AttemptOrder, result: AttemptEnd, *, began: bool) -> None:
         """Replace a child that failed in its steps around user code; earlier attempts in it may have caused that.
 
         After earlier attempts this end spends no failure, once for each task. The next time the failure is the task's.
@@ -116,7 +116,7 @@ class Endings:
         result.reason, result.not_started = EndReason.PREEMPTED, not began
         result.message = f"other attempts in its process may have caused this: {result.message}"
 
-    def _judge_sigkill(self, result: Ended) -> None:
+    def _judge_sigkill(self, result: AttemptEnd) -> None:
         """Find out whether it was killed for memory. Called at each failure, so that a rise of the counter is recent."""
         kills = self._oom.kills()
         if result.signal != signal.SIGKILL and result.exit_code != 128 + signal.SIGKILL:
@@ -131,7 +131,7 @@ class Endings:
                 "killed by signal 9 (SIGKILL) from outside; nothing shows that memory ran out: `dmesg` may say who did"
             )
 
-    def _clean_up(self, order: Order) -> None:
+    def _clean_up(self, order: AttemptOrder) -> None:
         """Remove folders that the attempt's own process could no longer remove."""
         if order.scratch_root and os.path.lexists(f"{order.scratch_root}/{order.token}"):
             self._guardian.remove(f"{order.scratch_root}/{order.token}")
@@ -139,7 +139,7 @@ class Endings:
             scratch.remove_empty(order.output_dir, parents=1)
 
 
-def _add_evidence(child: ChildHandle, order: Order, result: Ended) -> None:
+def _add_evidence(child: ChildHandle, order: AttemptOrder, result: AttemptEnd) -> None:
     if (noted := child.noted) is not None:
         result.progressed = result.progressed or noted.progressed
         result.metrics = result.metrics or noted.metrics
@@ -153,7 +153,7 @@ def describe_code(code: int) -> str:
     return f"code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
 
-def read_report(result: Ended, payload: bytes) -> Sequence[str] | None:
+def read_report(result: AttemptEnd, payload: bytes) -> Sequence[str] | None:
     """Fill in the child's details and value; returns the modules that it imported.
 
     Details that cannot be read are the attempt's failure; then None is returned.
@@ -184,7 +184,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in (metrics or {}).items()}
 
 
-def _override(result: Ended, reason: EndReason, message: str | None) -> None:
+def _override(result: AttemptEnd, reason: EndReason, message: str | None) -> None:
     """Replace the reported reason of an attempt that was asked to stop and did not succeed."""
     text = message or f"stopped: {reason}"
     own = result.message
@@ -193,7 +193,7 @@ def _override(result: Ended, reason: EndReason, message: str | None) -> None:
     result.reason, result.message = reason, text
 
 
-def note_progress(noted: Noted, payload: bytes) -> None:
+def note_progress(noted: AttemptNotes, payload: bytes) -> None:
     """Keep an attempt's report of progress; if it cannot be read, the report before it stands."""
     try:
         said: dict[str, Any] = json.loads(payload)

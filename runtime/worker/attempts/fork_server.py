@@ -45,7 +45,7 @@ class Guardian:
         self.pid = os.getpid()
         page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        self.child = child.current = child.Child(
+        self.child = child.current = child.ChildServer(
             page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
         self.null_fd = os.open(os.devnull, os.O_RDWR)

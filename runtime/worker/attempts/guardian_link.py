@@ -15,7 +15,7 @@ from typing import Final
 
 from runtime.worker.attempts.child_handle import Events, Page
 from runtime.worker.attempts.environment import PRELOADABLE
-from runtime.worker.attempts.model import PoolSettings
+from runtime.worker.attempts.model import ChildPoolSettings
 
 SEND_PATIENCE_S: Final = 5
 
@@ -31,7 +31,7 @@ main(int(sys.argv[2]))
 class GuardianLink:
     """The guardian of one pool; when one has ended, `start` starts the next."""
 
-    def __init__(self, settings: PoolSettings, page: Page, events: Events) -> None:
+    def __init__(self, settings: ChildPoolSettings, page: Page, events: Events) -> None:
         self.settings, self.page, self.events = settings, page, events
         self.process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None

@@ -16,7 +16,7 @@ import os
 from runtime.shim import call as program
 from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, PICKLE
 from runtime.worker.attempts import calls, entries, scratch, wire
-from runtime.worker.attempts.entries import Failed
+from runtime.worker.attempts.entries import AttemptFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 _MARKED = b'{"%s":' % PICKLE.encode()
 
 
-class Call:
+class InterpreterCall:
     """A call, by the files in a folder of its own."""
 
     def __init__(self, python: str, folder: str, body: dict[str, Any]) -> None:
@@ -41,12 +41,12 @@ class Call:
         """Folders of the worker's machine that the call needs in a container."""
 
     def write(self, *, inside: str = "") -> None:
-        """Write the request. Raises `Failed` if it cannot be made, or the Python is gone.
+        """Write the request. Raises `AttemptFailed` if it cannot be made, or the Python is gone.
 
         `inside` is the folder that the call starts in if it is made in a container.
         """
         if not inside and not os.path.exists(self.argv[0]):
-            raise Failed("setup_failed", f"the environment of the task is gone: no `{self.argv[0]}`")
+            raise AttemptFailed("setup_failed", f"the environment of the task is gone: no `{self.argv[0]}`")
         request = self._make_request()
         # Modules of ours come last, so that those of the code and of the environment stand before them.
         own = f"{self._folder}/own/runtime"
@@ -84,25 +84,25 @@ class Call:
             request = dict(found)
         except (OSError, ValueError, TypeError, KeyError, IndexError) as problem:
             entries.print_error(f"error: {entries.describe(problem)}")
-            raise Failed("config_invalid", entries.describe(problem)) from None
+            raise AttemptFailed("config_invalid", entries.describe(problem)) from None
         return {**request, "argv": argv}
 
     # the end
 
-    def explain(self, failure: Failed) -> Failed:
+    def explain(self, failure: AttemptFailed) -> AttemptFailed:
         """Return the failure that the program's end stands for."""
         if refusal := self._read(program.SETUP_FAILED):
-            return Failed("config_invalid", refusal.decode(errors="replace"))
+            return AttemptFailed("config_invalid", refusal.decode(errors="replace"))
         head, _ = self._read_end()
         if not head.get("raised"):
             return failure
         kind, message = str(head.get("type")), str(head.get("message"))
         if kind in (_NO_JSON, _NOT_LOADED):
-            return Failed("config_invalid" if kind == _NOT_LOADED else "app_failed", message[:4000])
+            return AttemptFailed("config_invalid" if kind == _NOT_LOADED else "app_failed", message[:4000])
         if kind == "SystemExit":
-            return Failed("app_failed", message[:4000], exit_code=1)
+            return AttemptFailed("app_failed", message[:4000], exit_code=1)
         said = f"{kind}: {message}" if message else kind
-        return Failed("oom" if kind == "MemoryError" else "app_failed", said[:4000])
+        return AttemptFailed("oom" if kind == "MemoryError" else "app_failed", said[:4000])
 
     def read_value(self) -> str:
         """Return the value's JSON text after a success; a value that JSON does not hold is a pickle in an object of ours."""
@@ -116,7 +116,9 @@ class Call:
             text = content.decode("utf-8", "surrogatepass")
         if len(text) > wire.MOST_VALUE_BYTES:
             most = wire.MOST_VALUE_BYTES >> 20
-            raise Failed("app_failed", f"the function returned {len(text) >> 20} MiB of JSON; the most is {most} MiB")
+            raise AttemptFailed(
+                "app_failed", f"the function returned {len(text) >> 20} MiB of JSON; the most is {most} MiB"
+            )
         return "" if text == "null" else text
 
     def _read_end(self) -> tuple[dict[str, Any], bytes]:
@@ -126,7 +128,7 @@ class Call:
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise Failed("app_failed", "what it returned cannot be read")
+            raise AttemptFailed("app_failed", "what it returned cannot be read")
         return said, content
 
     def _read(self, name: str) -> bytes:
@@ -136,7 +138,7 @@ class Call:
         except OSError:
             return b""
         if len(content) > wire.MOST_FRAME_BYTES:
-            raise Failed("app_failed", f"it left more than {wire.MOST_FRAME_BYTES >> 20} MiB of {name}")
+            raise AttemptFailed("app_failed", f"it left more than {wire.MOST_FRAME_BYTES >> 20} MiB of {name}")
         return content
 
 

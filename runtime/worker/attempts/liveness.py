@@ -12,7 +12,7 @@ from typing import Final
 
 from runtime.worker.attempts import processes
 from runtime.worker.attempts.child_handle import ChildHandle
-from runtime.worker.attempts.child_pool import Children, SlotOrders
+from runtime.worker.attempts.child_pool import ChildPool, SlotOrders
 from runtime.worker.attempts.exit_classification import describe_code
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import GuardianFailed
@@ -34,7 +34,7 @@ SILENCES_WHEN_STOPPED: Final = 2
 class LivenessWatch:
     """Starts the guardian, reads its reports, and replaces it when it is dead or silent."""
 
-    def __init__(self, guardian: GuardianLink, children: Children, slots: Sequence[SlotOrders]) -> None:
+    def __init__(self, guardian: GuardianLink, children: ChildPool, slots: Sequence[SlotOrders]) -> None:
         self._guardian, self._children, self._slots = guardian, children, slots
         self._events = guardian.events
         self.failure: GuardianFailed | None = None

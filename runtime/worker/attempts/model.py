@@ -10,7 +10,7 @@ from runtime.values import dataclass, field
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Order:
+class AttemptOrder:
     """Order for one attempt. Treated as frozen; it is not declared so because that triples its cost."""
 
     token: str
@@ -42,7 +42,7 @@ class Order:
 
 
 @dataclass(slots=True, eq=False)
-class Ended:
+class AttemptEnd:
     """How an attempt ended. By then its whole process tree is gone."""
 
     token: str
@@ -75,7 +75,7 @@ class Ended:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class PoolSettings:
+class ChildPoolSettings:
     reuse: bool = False
     """Warm children run many functions each; otherwise each function or workflow gets a fresh process."""
     hold_fds: tuple[int, ...] = ()

@@ -15,11 +15,11 @@ from runtime.end_reasons import EndReason
 from runtime.units import format_duration, format_size
 from runtime.worker.attempts import processes, wire
 from runtime.worker.attempts.child_handle import ChildHandle, Events, Page
-from runtime.worker.attempts.child_pool import MEMORY_EVERY_S, Children, SlotOrders
-from runtime.worker.attempts.exit_classification import Endings
+from runtime.worker.attempts.child_pool import MEMORY_EVERY_S, ChildPool, SlotOrders
+from runtime.worker.attempts.exit_classification import EndedAttempts
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.liveness import LivenessWatch
-from runtime.worker.attempts.model import Ended, GuardianFailed, PoolSettings
+from runtime.worker.attempts.model import AttemptEnd, ChildPoolSettings, GuardianFailed
 
 CLOSE_PATIENCE_S: Final = 30.0
 TIDY_PATIENCE_S: Final = 60.0
@@ -34,12 +34,12 @@ class AttemptPool:
         *,
         selector: selectors.BaseSelector,
         slots: int,
-        settings: PoolSettings = PoolSettings(),  # noqa: B008 (it is frozen)
+        settings: ChildPoolSettings = ChildPoolSettings(),  # noqa: B008 (it is frozen)
     ) -> None:
         self._settings, self._events = settings, Events(selector)
         self._guardian = GuardianLink(settings, Page(2 * slots + 2), self._events)
-        self._endings = Endings(self._guardian)
-        self._children = Children(self._guardian, self._endings)
+        self._endings = EndedAttempts(self._guardian)
+        self._children = ChildPool(self._guardian, self._endings)
         self.slots = [SlotOrders(index, self._guardian, self._children, self._endings) for index in range(slots)]
         self._liveness = LivenessWatch(self._guardian, self._children, self.slots)
         self._memory_at = 0.0
@@ -52,7 +52,7 @@ class AttemptPool:
         if self._guardian.is_open:
             self.slots[0].prepare()
 
-    def close(self) -> list[Ended]:
+    def close(self) -> list[AttemptEnd]:
         """Kill everything, wait until it is gone, and return the attempts that had not ended yet. Safe to call twice."""
         if self._guardian.closing:
             return []
@@ -83,7 +83,7 @@ class AttemptPool:
 
     # events
 
-    def tick(self) -> list[Ended]:
+    def tick(self) -> list[AttemptEnd]:
         """Look at deadlines, memory and idle children; returns attempts that have ended. Cheap when nothing is due."""
         self._check()
         return self._endings.take()

@@ -25,7 +25,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Process:
+class ProcessRow:
     """One line of the process table."""
 
     __slots__ = ("pid", "ppid", "rss_bytes", "session", "state")
@@ -39,11 +39,11 @@ class Process:
         return self.state in ("Z", "X")
 
 
-def parse_stat(line: bytes) -> Process:
+def parse_stat(line: bytes) -> ProcessRow:
     """Parse a /proc/PID/stat line. The command's name may hold blanks and parentheses, so it ends at the last parenthesis."""
     head, _, tail = line.rpartition(b")")
     fields = tail.split()
-    return Process(
+    return ProcessRow(
         pid=int(head.partition(b" ")[0]),
         state=fields[0].decode(),
         ppid=int(fields[1]),
@@ -52,9 +52,9 @@ def parse_stat(line: bytes) -> Process:
     )
 
 
-def read_table() -> dict[int, Process]:
+def read_table() -> dict[int, ProcessRow]:
     """Return every visible process, by pid; empty without /proc."""
-    table: dict[int, Process] = {}
+    table: dict[int, ProcessRow] = {}
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -82,7 +82,7 @@ def read_file(path: str, limit: int = 1 << 20) -> bytes:
         os.close(fd)
 
 
-def find_process(pid: int) -> Process | None:
+def find_process(pid: int) -> ProcessRow | None:
     """Return one entry of the table; None if the process or the table does not exist."""
     line = read_file(f"/proc/{pid}/stat", 1024)
     return parse_stat(line) if line else None
@@ -94,7 +94,7 @@ def is_stopped(pid: int) -> bool:
     return process is not None and process.state == "T"
 
 
-def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
+def find_descendants(table: Mapping[int, ProcessRow], root: int) -> list[int]:
     """Return all processes below `root`, parents before their children; zombies are left out, their children are not."""
     children: dict[int, list[int]] = {}
     for process in table.values():
@@ -108,13 +108,13 @@ def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
     return found
 
 
-def find_session(table: Mapping[int, Process], leader: int) -> list[int]:
+def find_session(table: Mapping[int, ProcessRow], leader: int) -> list[int]:
     """Return the live members of the session that `leader` began, the leader first."""
     members = [p.pid for p in table.values() if p.session == leader and not p.dead]
     return sorted(members, key=lambda pid: (pid != leader, pid))
 
 
-def find_marked(table: Mapping[int, Process], tokens: Iterable[str]) -> list[int]:
+def find_marked(table: Mapping[int, ProcessRow], tokens: Iterable[str]) -> list[int]:
     """Return live processes whose first environment names one of these attempts."""
     marks = [f"RUNTIME_ATTEMPT_TOKEN={token}\0".encode() for token in tokens]
     if not marks:
@@ -187,7 +187,7 @@ def own_rss_bytes() -> int:
     return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else 0
 
 
-def pss_bytes(pid: int, table: Mapping[int, Process]) -> int:
+def pss_bytes(pid: int, table: Mapping[int, ProcessRow]) -> int:
     """Return memory with shared pages divided among the processes that share them; if unreadable, resident memory."""
     for line in read_file(f"/proc/{pid}/smaps_rollup", 4096).splitlines():
         if line.startswith(b"Pss:"):
@@ -195,7 +195,7 @@ def pss_bytes(pid: int, table: Mapping[int, Process]) -> int:
     return table[pid].rss_bytes if pid in table else 0
 
 
-def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: int) -> int:
+def tree_memory_bytes(table: Mapping[int, ProcessRow], root: int, *, limit_bytes: int) -> int:
     """Return the memory of `root` and all processes below it.
 
     Resident sizes count a shared page once for each process, so the costlier proportional sizes are read if their sum is

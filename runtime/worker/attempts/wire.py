@@ -56,7 +56,7 @@ CLEAN_EXIT = 117
 encode_json = json.JSONEncoder().encode
 
 
-class Control:
+class ControlSocket:
     """The child's end of the control socket, and its cell of the shared page."""
 
     def __init__(self, page: mmap.mmap) -> None:

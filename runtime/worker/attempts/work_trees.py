@@ -1,7 +1,7 @@
 """Trees of snapshots for attempts: each slot has its own tree, and every attempt finds it as it was submitted.
 
-A worker fetches a snapshot once, proves its bytes and checks every name (`Trees`). The attempt's process lays the tree out
-if its slot has none, and before each later attempt finds and mends changed files alone (`Tree`): looking at 2,000 files
+A worker fetches a snapshot once, proves its bytes and checks every name (`WorkTrees`). The attempt's process lays the tree out
+if its slot has none, and before each later attempt finds and mends changed files alone (`WorkTree`): looking at 2,000 files
 costs a few milliseconds, writing them a few hundred.
 
 Every fresh attempt pays for what this module loads.
@@ -18,7 +18,7 @@ import stat
 import time
 
 from runtime.worker.attempts import scratch
-from runtime.worker.attempts.entries import Failed
+from runtime.worker.attempts.entries import AttemptFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _LONGEST = "trees/000000.000000"
 """The longest name of a tree."""
 
 
-class Trees:
+class WorkTrees:
     """The snapshots that a worker's attempts run, below its scratch folder."""
 
     def __init__(self, root: str, discard: Callable[[str], None]) -> None:
@@ -125,7 +125,7 @@ class Trees:
             self._discard(path)
 
 
-class Tree:
+class WorkTree:
     """One slot's tree, in the attempt's process."""
 
     def __init__(self, folder: str) -> None:
@@ -334,7 +334,7 @@ def _is_compiled(path: str) -> bool:
 def take_artifacts(artifacts: dict[str, Any], brought: str, tree: str) -> None:
     """Move the artifacts that the worker has brought for an attempt to their places, below the current folder.
 
-    The folder `brought` is gone once all of them are there. Raises `OSError`, and `Failed` for a place out of the tree.
+    The folder `brought` is gone once all of them are there. Raises `OSError`, and `AttemptFailed` for a place out of the tree.
     """
     if not os.path.isdir(brought):
         return  # A worker of another release, or a task whose attempt has taken them.
@@ -344,7 +344,7 @@ def take_artifacts(artifacts: dict[str, Any], brought: str, tree: str) -> None:
     for tag, path in places.items():
         parent = os.path.realpath(os.path.dirname(path) or ".")
         if parent != root and not parent.startswith(f"{root}/"):
-            raise Failed("config_invalid", f"the place `{path}` of artifact `{tag}` leads out of the snapshot")
+            raise AttemptFailed("config_invalid", f"the place `{path}` of artifact `{tag}` leads out of the snapshot")
         if os.path.lexists(f"{brought}/{tag}"):
             scratch.make_folder(parent)
             scratch.remove_tree(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtime.records import store
-from runtime.sanitize import Log
+from runtime.sanitize import CleanLogger
 from runtime.system import system
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
@@ -54,7 +54,7 @@ def run(scenario: str, seed: int, script: Tape | None = None, *, tracing: bool =
     store._proven.add(URL)
     before = logging.root.manager.disable
     seconds = worked_s = 0.0
-    world.replace(Log, "exception", lambda log, message, *args: world.swallowed(message))
+    world.replace(CleanLogger, "exception", lambda log, message, *args: world.swallowed(message))
     with system.replaced(**stand_ins(world)):
         logging.disable(logging.CRITICAL)
         try:

@@ -22,7 +22,7 @@ from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
-from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.options import WorkerOptions
 from runtime.worker.worker import Worker
 from tests.simulation.attempts import Noting, SimulatedHost
@@ -63,7 +63,7 @@ ONE_ENTRY = "a redrive begins a generation once"
 class Run:
     """An attempt that has started."""
 
-    order: Order
+    order: AttemptOrder
     process: Process
     at: float
     ended_at: float | None = None
@@ -141,7 +141,7 @@ class EmbeddedLaws(Laws):
 
     # attempts
 
-    def attempt_starts(self, order: Order, process: Process) -> None:
+    def attempt_starts(self, order: AttemptOrder, process: Process) -> None:
         now = self._world.now
         if self.disturbed(process):
             # It may begin late what it leased before it was stopped.
@@ -151,7 +151,7 @@ class EmbeddedLaws(Laws):
             self._check_start(order)
         self.runs.append(Run(order, process, now))
 
-    def _check_start(self, order: Order) -> None:
+    def _check_start(self, order: AttemptOrder) -> None:
         now = self._world.now
         for run in self.runs:
             same = (run.order.task_id, run.order.generation) == (order.task_id, order.generation)
@@ -160,7 +160,7 @@ class EmbeddedLaws(Laws):
         if self.paused_at is not None and now > self.paused_at + OBEYED_WITHIN_S:
             self._break(PAUSED, f"one starts {now - self.paused_at:.0f} s after it")
 
-    def attempt_ends(self, order: Order, ended: Ended) -> None:
+    def attempt_ends(self, order: AttemptOrder, ended: AttemptEnd) -> None:
         super().attempt_ends(order, ended)
         run = next(run for run in self.runs if run.order.token == order.token)
         run.ended_at = now = self._world.now

@@ -15,7 +15,7 @@ from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.targets import KnownRoot, find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, RuntimeFailure, UnknownName
-from runtime.jobs.ledger import Damaged, JobStatus
+from runtime.jobs.ledger import DamagedFile, JobStatus
 from runtime.jobs.spec import Array, Backoff, JobSpec, JobState, Retry
 from runtime.snapshots.snapshot import Snapshot
 from runtime.system import system
@@ -96,7 +96,7 @@ class Site:
                 try:
                     self.done[name] = act(self.settings(machine or name))
                     return
-                except Damaged:
+                except DamagedFile:
                     raise
                 except RuntimeFailure as problem:
                     world.note(f"told: {problem.message}")

@@ -12,7 +12,7 @@ from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.records.base import RecordStore
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.records.store import BlobRecords
 from runtime.system import system
 from runtime.tasks.model import TaskState
@@ -153,7 +153,7 @@ class Town:
         world, laws, process, control = self.world, self.laws, self.world.me(), records.control
         assert process is not None
 
-        def read(queue: str, **named: Any) -> Control:
+        def read(queue: str, **named: Any) -> QueueControl:
             began = world.now
             found = control(queue, **named)
             if not named.get("max_age"):

@@ -11,8 +11,8 @@ import pytest
 
 from runtime.cli import cancel as command
 from runtime.cli.main import main
-from runtime.client.resolve_id import Identity
-from runtime.client.tasks.cancel import Cancelled
+from runtime.client.resolve_id import ResolvedId
+from runtime.client.tasks.cancel import CancelResult
 from runtime.client.tasks.task_facts import Stack
 from runtime.errors import StoreUnavailable
 from runtime.testing import sample_task
@@ -63,7 +63,7 @@ def test_cancel_that_fails_halfway_prints_the_tasks_before(
     bench.put(*tasks)
     cancel_one = command.cancel_one
 
-    def fail(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
+    def fail(stack: Stack, what: ResolvedId, *, now: datetime) -> CancelResult:
         if what.name == tasks[1].id:
             raise StoreUnavailable("the store went away")
         return cancel_one(stack, what, now=now)

@@ -19,7 +19,7 @@ from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger, maintenance_lock
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.lock import Lock
-from runtime.jobs.maintenance_lock import Hold
+from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.launchers.ray.launcher import RayLauncher
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.values import replace
@@ -267,7 +267,7 @@ def test_plan_to_give_up_a_restart_that_is_not_under_way_says_so(run: Run, head:
 
 def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:
     now = ledger.now().replace(microsecond=0)
-    held = Hold(token="t", by="bob@desk", since=now, renewed=now)
+    held = MaintenanceLock(token="t", by="bob@desk", since=now, renewed=now)
     maintenance_lock.write_hold(BucketFiles(ROOT), held)
     lock = Lock(BucketFiles(ROOT), "", "bob@desk", folder="restart")
     lock.take(patience_s=0)
@@ -295,7 +295,7 @@ def test_stack_without_a_bucket_for_records_is_refused(run: Run, head: RayHead) 
 
 def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
     now = ledger.now()
-    maintenance_lock.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(BucketFiles(ROOT), MaintenanceLock(token="t", by="ada@desk", since=now, renewed=now))
 
     code, _, err = run("cluster", "status")
 
@@ -304,7 +304,8 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
     assert "gave no sign" not in err
 
     maintenance_lock.write_hold(
-        BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now - 2 * maintenance_lock.LASTS)
+        BucketFiles(ROOT),
+        MaintenanceLock(token="t", by="ada@desk", since=now, renewed=now - 2 * maintenance_lock.LASTS),
     )
 
     assert ", and gave no sign for an hour, so launches and keepers go on\n" in run("cluster", "status")[2]
@@ -313,7 +314,7 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
 def test_stop_beside_a_restart_says_that_ray_will_begin_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "PAUSE_S", 0)
     now = ledger.now()
-    maintenance_lock.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(BucketFiles(ROOT), MaintenanceLock(token="t", by="ada@desk", since=now, renewed=now))
 
     code, _, err = run("cluster", "stop", "--leave-head", "--yes")
 
@@ -331,7 +332,7 @@ def test_keep_of_a_cluster_takes_up_jobs_of_any_target_and_leaves_them_while_it_
     head.restart()
     now = ledger.now()
     files = BucketFiles(ROOT)
-    maintenance_lock.write_hold(files, Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(files, MaintenanceLock(token="t", by="ada@desk", since=now, renewed=now))
     words = ("keep", "--once", "--cluster", "main", "--address", head.address, "-o", "json")
 
     held = json.loads(run(*words)[1])

@@ -18,7 +18,7 @@ import pytest
 
 from runtime.cli import console
 from runtime.cli.main import main
-from runtime.cli.output import Output, print_list
+from runtime.cli.output import OutputFormat, print_list
 from runtime.errors import RequestRefused
 from runtime.stack.open import OpenStack
 from runtime.testing import sample_task
@@ -367,6 +367,6 @@ def test_modules_log_through_the_cleaned_logger() -> None:
 
 
 def test_lists_of_json_and_text_have_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    print_list([{"a": HOSTILE}], {"A": lambda row: row["a"]}, Output.JSON)
+    print_list([{"a": HOSTILE}], {"A": lambda row: row["a"]}, OutputFormat.JSON)
 
     assert json.loads(capsys.readouterr().out) == [{"a": HOSTILE}]

@@ -16,7 +16,7 @@ import typer
 from runtime.cli import commands
 from runtime.cli.main import explain, main
 from runtime.cli.output import confirm
-from runtime.cli.worker import Parser
+from runtime.cli.worker import WorkerParser
 from runtime.errors import (
     InfrastructureFailure,
     MissingExtra,
@@ -281,14 +281,14 @@ def test_confirm_without_a_person_refuses(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def parser() -> Parser:
-    parser = Parser(prog="runtime worker", description="Serve a queue.")
+def parser() -> WorkerParser:
+    parser = WorkerParser(prog="runtime worker", description="Serve a queue.")
     parser.add_argument("--slots", type=int)
     parser.add_argument("--durability", choices=["full", "normal"])
     return parser
 
 
-def test_parser_misspelt_option_gets_a_suggestion(parser: Parser) -> None:
+def test_parser_misspelt_option_gets_a_suggestion(parser: WorkerParser) -> None:
     with pytest.raises(UnknownName) as unknown:
         parser.parse_args(["--slot=2"])
 
@@ -299,21 +299,21 @@ def test_parser_misspelt_option_gets_a_suggestion(parser: Parser) -> None:
     )
 
 
-def test_parser_bad_value_names_option_and_command(parser: Parser) -> None:
+def test_parser_bad_value_names_option_and_command(parser: WorkerParser) -> None:
     with pytest.raises(RequestRefused) as refused:
         parser.parse_args(["--slots", "many"])
 
     assert refused.value.message == "`--slots` of `runtime worker`: invalid int value: `many`"
 
 
-def test_parser_bad_choice_lists_the_choices(parser: Parser) -> None:
+def test_parser_bad_choice_lists_the_choices(parser: WorkerParser) -> None:
     with pytest.raises(UnknownName) as unknown:
         parser.parse_args(["--durability", "nromal"])
 
     assert (unknown.value.known, unknown.value.hint) == (["full", "normal"], "did you mean `normal`?")
 
 
-def test_parser_stray_argument_is_refused(parser: Parser) -> None:
+def test_parser_stray_argument_is_refused(parser: WorkerParser) -> None:
     with pytest.raises(RequestRefused) as refused:
         parser.parse_args(["gpu"])
 

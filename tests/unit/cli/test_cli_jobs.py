@@ -27,13 +27,13 @@ from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
-from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome
+from runtime.jobs.ledger import LedgerEntry, NativeJob, RunOutcome
 from runtime.jobs.log_follower import LogReader
 from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.sanitize import cut_lines
-from runtime.shim.logs import Log, render_gap, split_log
+from runtime.shim.logs import RankLog, render_gap, split_log
 from runtime.shim.processes import list_processes
 from runtime.system import system
 from tests.copies_support import COMMAND, Copies
@@ -592,7 +592,7 @@ def test_log_limit_that_is_too_small_is_refused(run: Terminal) -> None:
 
 
 def test_log_that_is_written_over_is_followed_on_with_a_line_for_what_was_missed(tmp_path: Path) -> None:
-    log, files = Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    log, files = RankLog(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
     reader = LogReader(files, "log", 65_536)
     seen = []
     for turn in range(40):
@@ -609,7 +609,7 @@ def test_log_that_is_written_over_is_followed_on_with_a_line_for_what_was_missed
 
 
 def test_follower_that_comes_too_late_for_the_end_says_how_much_it_missed(tmp_path: Path) -> None:
-    log, files = Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    log, files = RankLog(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
     reader = LogReader(files, "log", 65_536)
     log.add(b"x" * 60_000)
     first = b"".join(reader.read())
@@ -858,7 +858,7 @@ def test_explain_of_a_success_says_how_its_outputs_come_home(run: Terminal) -> N
 def test_explain_of_a_running_array_says_that_it_runs_and_why_the_rest_waits() -> None:
     states = [JobState.SUCCEEDED, JobState.RUNNING, JobState.PENDING, JobState.PENDING]
     said = [NativeState(native_id=f"7_{n}", index=n, state=each, raw=each.upper()) for n, each in enumerate(states)]
-    outcome = Outcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
+    outcome = RunOutcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
     status = ledger.judge(entry(indices=4, outcomes={0: outcome}), said, indices=True)
     facts = JobFacts(status=status, index=2, native=said[2], backend=Explanation("its turn has not come", (), None))
 
@@ -903,7 +903,7 @@ def entry(**changes: Any) -> LedgerEntry:
 
 def said_of(reason: EndReason, **changes: Any) -> JobFacts:
     job = entry()
-    outcome = Outcome(job=job.id, index=0, reason=reason, code=1, attempt=1)
+    outcome = RunOutcome(job=job.id, index=0, reason=reason, code=1, attempt=1)
     status = ledger.judge(replace(job, outcomes={0: outcome}), [], indices=True)
     return JobFacts(status=status, index=0, **changes)
 
@@ -1306,7 +1306,7 @@ def test_evidence_counts_in_its_order(
 ) -> None:
     job = entry(cancelled=cancelled)
     if result:
-        job = replace(job, outcomes={0: Outcome(job=job.id, index=0, reason=result, code=1, attempt=1)})
+        job = replace(job, outcomes={0: RunOutcome(job=job.id, index=0, reason=result, code=1, attempt=1)})
     said = [NativeState(native_id="7", index=None, state=native, reason=EndReason.OOM)] if native else []
 
     status = ledger.judge(job, said)

@@ -17,7 +17,7 @@ import pytest
 from runtime.cli import output
 from runtime.cli.console import dress, paint
 from runtime.cli.output import (
-    Output,
+    OutputFormat,
     ProgressLines,
     format_ago,
     format_cell,
@@ -104,7 +104,7 @@ def test_list_in_a_pipe_is_tabs_without_header(capsys: pytest.CaptureFixture[str
 
 
 def test_list_as_json_is_one_array_of_whole_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    print_list(iter(ROWS), COLUMNS, Output.JSON)
+    print_list(iter(ROWS), COLUMNS, OutputFormat.JSON)
 
     assert json.loads(capsys.readouterr().out) == [
         {"id": "t-1", "state": "queued", "attempts": 12345, "waited": 250.0, "at": "2026-01-01T12:00:00.000Z"},
@@ -120,7 +120,7 @@ def test_what_was_done_before_an_error_is_printed_first_and_whole(
         yield ROWS[0]
         raise ends
 
-    for form, expected in ((Output.TEXT, "t-1\tqueued\t12345\t4m10s\n"), (Output.JSON, None)):
+    for form, expected in ((OutputFormat.TEXT, "t-1\tqueued\t12345\t4m10s\n"), (OutputFormat.JSON, None)):
         with pytest.raises(ends):
             print_done(rows(), COLUMNS, form)
         said = capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.cli.main import main
 from runtime.cli.text_plot import Canvas, draw_bars, draw_curves
-from runtime.client.metric_series import Curve, Source, choose
+from runtime.client.metric_series import Curve, SeriesSource, choose
 from runtime.shim.call import ReportFile
 from runtime.shim.metrics import Reports
 from runtime.tasks.model import CommandEntry
@@ -136,8 +136,8 @@ def test_bars_begin_at_zero_or_below() -> None:
 
 
 def test_of_many_curves_the_least_the_median_and_the_greatest_are_drawn() -> None:
-    sources = [Source(str(n), float(n), {}, lambda: None) for n in (5, 3, 8, 1, 9, 2, 7, 4, 6)]
-    sources.append(Source("nan", math.nan, {}, lambda: None))
+    sources = [SeriesSource(str(n), float(n), {}, lambda: None) for n in (5, 3, 8, 1, 9, 2, 7, 4, 6)]
+    sources.append(SeriesSource("nan", math.nan, {}, lambda: None))
 
     chosen, said = choose(sources)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from runtime import submit
-from runtime.client.jobs.prepare import LaunchOptions, Request, prepare
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, prepare
 from runtime.config import load_settings
 from runtime.errors import InvalidTask
 from runtime.jobs.plan import Target
-from runtime.jobs.spec import Array, Environment, InvalidSpec, JobSpec, Placement, parse_spec
+from runtime.jobs.spec import Array, InvalidSpec, JobEnvironment, JobSpec, Placement, parse_spec
 from runtime.queues.memory import MemoryQueue
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.model import CommandEntry, Task, WorkflowEntry
@@ -171,7 +171,7 @@ def test_refused_parameter_is_named_with_the_ways_out(run: Terminal) -> None:
     [
         JobSpec(command=("train", "--token=canary")),
         JobSpec(command=("true",), array=Array(params={"hf_token": ("canary",)})),
-        JobSpec(command=("true",), environment=Environment(setup=("export API_KEY=canary",))),
+        JobSpec(command=("true",), environment=JobEnvironment(setup=("export API_KEY=canary",))),
         JobSpec(command=("true",), placement=Placement(selector={"api-key": "canary"})),
     ],
 )
@@ -179,7 +179,7 @@ def test_spec_from_python_with_a_secret_is_refused(run: Terminal, spec: JobSpec)
     target = Target(name="lab", kind="kubernetes", settings={"namespace": "lab"}, records="claim://data/runtime")
 
     with pytest.raises(InvalidSpec, match="looks like a secret") as refused:
-        prepare(Request(replace(spec, image="lab/image:1")), target, load_settings(), LaunchOptions())
+        prepare(LaunchRequest(replace(spec, image="lab/image:1")), target, load_settings(), LaunchOptions())
 
     assert "canary" not in refused.value.render()
 

@@ -19,7 +19,7 @@ from runtime.stack.open import open_stack
 from runtime.tasks import grid
 from runtime.tasks.grid import parse_grid
 from runtime.testing import sample_task
-from runtime.worker.slots import Machine, plan_slots
+from runtime.worker.slots import HostResources, plan_slots
 from tests.verbs_support import Bench
 
 Run = Callable[..., tuple[int, str, str]]
@@ -292,7 +292,7 @@ def test_grid_that_is_too_large_is_refused_before_it_is_expanded(option: str, mo
 @pytest.mark.parametrize("share", [float("nan"), float("inf"), -float("inf"), -1.0])
 def test_share_of_a_gpu_that_is_no_number_is_refused(share: float) -> None:
     with pytest.raises(InvalidValue):
-        plan_slots(Machine(4, 1024**3, ("0",)), 1, share)
+        plan_slots(HostResources(4, 1024**3, ("0",)), 1, share)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "-1"])

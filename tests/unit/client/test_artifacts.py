@@ -29,13 +29,13 @@ from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.artifacts import ArtifactDamaged, Writer
 from runtime.records.base import RecordStore
-from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, Version
+from runtime.tasks.artifacts import NO_ARTIFACTS, ArtifactSpec, Version
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.gcs import GcsServer
 
-CAPTURE = Artifacts({"model": "out"})
+CAPTURE = ArtifactSpec({"model": "out"})
 
 
 class Bench:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.resolve_id import Identity, Kind
-from runtime.client.tasks.cancel import Cancelled, cancel, cancel_experiment, cancel_task
+from runtime.client.resolve_id import IdKind, ResolvedId
+from runtime.client.tasks.cancel import CancelResult, cancel, cancel_experiment, cancel_task
 from runtime.client.tasks.redrive import retry
 from runtime.client.tasks.task_facts import read_standing
 from runtime.end_reasons import EndReason
@@ -34,7 +34,7 @@ def test_cancel_queued_task_records_it_and_it_is_not_run(bench: Bench) -> None:
     done = cancel_task(bench, task.id, now=bench.now, by="ada")
 
     record = bench.records.find(task.id, 1)
-    assert done == Cancelled(name=task.id, kind=Kind.TASK, state=TaskState.CANCELLED)
+    assert done == CancelResult(name=task.id, kind=IdKind.TASK, state=TaskState.CANCELLED)
     assert record is not None
     assert (record.state, record.reason, record.message) == (
         TaskState.CANCELLED,
@@ -53,7 +53,7 @@ def test_cancel_task_twice_is_success_both_times(bench: Bench) -> None:
 
     again = cancel_task(bench, task.id, now=bench.now, by="bob")
 
-    assert again == Cancelled(name=task.id, kind=Kind.TASK, state=TaskState.CANCELLED, already=True)
+    assert again == CancelResult(name=task.id, kind=IdKind.TASK, state=TaskState.CANCELLED, already=True)
     record = bench.records.find(task.id, 1)
     assert record is not None
     assert record.message == "cancelled by ada"
@@ -167,7 +167,7 @@ def test_cancel_experiment_in_the_embedded_file_records_all_of_it_at_once(tmp_pa
 
     counts = bench.records.totals("sample").counts
     record = bench.records.find(running.task.id, 1)
-    assert done == Cancelled(name="sample", kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=5)
+    assert done == CancelResult(name="sample", kind=IdKind.EXPERIMENT, state=TaskState.CANCELLED, ended=5)
     assert {state: number for state, number in counts.items() if number} == {TaskState.CANCELLED: 5}
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (TaskState.CANCELLED, EndReason.CANCELLED, 2)
@@ -252,6 +252,6 @@ def covered(bench: Bench, task: Task, queue: str = "default") -> bool:
 
 def test_cancel_worker_says_how_to_stop_one(bench: Bench) -> None:
     with pytest.raises(NotPossible) as refused:
-        cancel(bench, Identity(Kind.WORKER, "w-one"), now=bench.now)
+        cancel(bench, ResolvedId(IdKind.WORKER, "w-one"), now=bench.now)
 
     assert "SIGTERM" in (refused.value.hint or "")

@@ -20,21 +20,21 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.targets import OpenTarget
 from runtime.clusters.nodes import JOINS_LABEL, TpuNode
-from runtime.clusters.restart import HeadSilent, Step, TakenOver, decide_step, give_up, restart
+from runtime.clusters.restart import HeadSilent, RestartStep, RestartTakenOver, decide_step, give_up, restart
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure
 from runtime.faults import FaultReached
 from runtime.jobs import ledger, maintenance_lock, open_jobs
-from runtime.jobs.maintenance_lock import Hold, RootHeld
+from runtime.jobs.maintenance_lock import MaintenanceLock, RootHeld
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.restart_notes import is_note
-from runtime.launchers.ray.settings import Place
+from runtime.launchers.ray.settings import RayTarget
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 from tests.services_support import PATIENCE_S
 
-STEPS = [step for step in Step if step not in (Step.DONE, Step.AWAIT_HEAD)]
+STEPS = [step for step in RestartStep if step not in (RestartStep.DONE, RestartStep.AWAIT_HEAD)]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def settings(head: RayHead, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def place(head: RayHead, settings: Settings, tmp_path: Path) -> Iterator[OpenTarget]:
-    where = Place(target="main", root=str(tmp_path / "records"), python="python3", address=head.address)
+    where = RayTarget(target="main", root=str(tmp_path / "records"), python="python3", address=head.address)
     with open_place(where, settings) as opened:
         yield opened
 
@@ -133,7 +133,7 @@ def test_restart_takes_up_the_jobs_of_all_targets_and_keeps_their_interpreters(
 
 @pytest.mark.parametrize("killed", STEPS)
 def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job_twice(
-    killed: Step, head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+    killed: RestartStep, head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(settings, "tpu")
     restarts: list[int] = []
@@ -143,7 +143,7 @@ def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job
         head.restart()
 
     cut_off(make(place, settings, restart_head), killed, monkeypatch)
-    if killed is not Step.RELEASE:
+    if killed is not RestartStep.RELEASE:
         assert maintenance_lock.read_hold(place.files) is not None
         restart(make(place, settings, restart_head, token="two"), token="two")
 
@@ -206,12 +206,21 @@ def test_head_that_takes_no_note_of_jobs_of_other_records_is_restarted_all_the_s
 @pytest.mark.parametrize(
     ("killed", "given_up_at"),
     [
-        *((step, "") for step in (Step.HOLD, Step.AWAIT_ENDS, Step.FORGET, Step.RESTART, Step.TAKE_UP)),
-        *((Step.ASK, step) for step in ("hold", "await_ends", "forget", "take_up", "release")),
+        *(
+            (step, "")
+            for step in (
+                RestartStep.HOLD,
+                RestartStep.AWAIT_ENDS,
+                RestartStep.FORGET,
+                RestartStep.RESTART,
+                RestartStep.TAKE_UP,
+            )
+        ),
+        *((RestartStep.ASK, step) for step in ("hold", "await_ends", "forget", "take_up", "release")),
     ],
 )
 def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
-    killed: Step,
+    killed: RestartStep,
     given_up_at: str,
     head: RayHead,
     settings: Settings,
@@ -233,7 +242,7 @@ def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
 
     assert maintenance_lock.read_hold(place.files) is None
     assert head.session == session
-    again = [1] if killed is Step.HOLD else [1, 2]
+    again = [1] if killed is RestartStep.HOLD else [1, 2]
     assert (epochs(jobs[0]), jobs[0].state()) == (again, JobState.RUNNING)
     assert epochs(start(settings, "else")) == again
     assert count_submitted(head) == 2 * len(again)
@@ -261,7 +270,7 @@ def test_restart_of_a_silent_head_is_given_up_only_if_no_job_would_count_as_canc
     assert held is not None
     maintenance_lock.write_hold(place.files, replace(held, commanded=True))
     done = give_up(make(place, settings, head.restart, token="three", gives_up=True), token="three")
-    assert (done, maintenance_lock.read_hold(place.files)) == ({Step.HOLD, Step.RELEASE}, None)
+    assert (done, maintenance_lock.read_hold(place.files)) == ({RestartStep.HOLD, RestartStep.RELEASE}, None)
     head.restart()
     assert [each.done for each in keep_cluster(place, settings).jobs] == ["taken_up"]
     assert epochs(job) == [1, 2]
@@ -273,7 +282,7 @@ def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_t
     job = start(settings, "tpu")
     head.restart()
     now = ledger.now()
-    held = Hold(token="other", by="ada@desk", since=now, renewed=now, session="session_1")
+    held = MaintenanceLock(token="other", by="ada@desk", since=now, renewed=now, session="session_1")
     maintenance_lock.write_hold(place.files, held)
 
     (left,) = keep_cluster(place, settings).jobs
@@ -299,7 +308,9 @@ def test_mark_that_is_old_is_begun_anew_with_the_session_of_today(
     start(settings, "tpu")
     head.restart()
     old = ledger.now() - timedelta(hours=3)
-    maintenance_lock.write_hold(place.files, Hold(token="x", by="bob@lab", since=old, renewed=old, session="session_1"))
+    maintenance_lock.write_hold(
+        place.files, MaintenanceLock(token="x", by="bob@lab", since=old, renewed=old, session="session_1")
+    )
     said: list[str] = []
 
     restart(make(place, settings, head.restart, said=said), token="one")
@@ -370,7 +381,7 @@ def test_command_that_another_took_over_while_it_stood_still_changes_nothing_mor
         mark = maintenance_lock.read_hold(place.files)
         assert mark is None
 
-    with pytest.raises(TakenOver):
+    with pytest.raises(RestartTakenOver):
         restart(make(place, settings, be_overtaken), token="one")
 
     assert (restarts, epochs(job), maintenance_lock.read_hold(place.files)) == (["two"], [1, 2], None)
@@ -382,25 +393,25 @@ def test_command_that_waits_for_the_head_ends_once_another_took_over(
     def lose_mark() -> None:
         maintenance_lock.remove_hold(place.files)
 
-    with pytest.raises(TakenOver) as ended:
+    with pytest.raises(RestartTakenOver) as ended:
         restart(make(place, settings, lambda: None, read_boot=lose_mark, head_s=PATIENCE_S), token="one")
 
     assert ended.value.holder is None
 
 
-@pytest.mark.parametrize("step", [Step.ASK, Step.RESTART, Step.RELEASE])
+@pytest.mark.parametrize("step", [RestartStep.ASK, RestartStep.RESTART, RestartStep.RELEASE])
 def test_step_of_an_old_view_leaves_the_mark_of_another_as_it_is(
-    step: Step, head: RayHead, settings: Settings, place: OpenTarget
+    step: RestartStep, head: RayHead, settings: Settings, place: OpenTarget
 ) -> None:
     start(settings, "tpu")
     world = make(place, settings, head.restart)
-    world.act(Step.HOLD, world.look())
+    world.act(RestartStep.HOLD, world.look())
     seen = world.look()
     assert seen.hold is not None
     theirs = replace(seen.hold, token="two", by="two@desk")
     maintenance_lock.write_hold(place.files, theirs)
 
-    with pytest.raises(TakenOver) as ended:
+    with pytest.raises(RestartTakenOver) as ended:
         world.act(step, seen)
 
     assert (ended.value.holder, maintenance_lock.read_hold(place.files), world.marked) == ("two@desk", theirs, False)
@@ -412,7 +423,7 @@ def test_session_of_a_head_that_was_silent_is_noted_when_it_answers(
     job = start(settings, "tpu")
     head.broken = 503
     world = make(place, settings, lambda: None, drop_foreign=True)
-    world.act(Step.HOLD, world.look())
+    world.act(RestartStep.HOLD, world.look())
     head.broken = None
 
     held = world.look().hold
@@ -428,12 +439,12 @@ def test_head_that_is_silent_for_a_moment_is_not_restarted_before_its_jobs_were_
 ) -> None:
     start(settings, "tpu")
     world = make(place, settings, head.restart)
-    world.act(Step.HOLD, world.look())
+    world.act(RestartStep.HOLD, world.look())
 
-    world.act(Step.RESTART, replace(world.look(), session=None, jobs=()))
+    world.act(RestartStep.RESTART, replace(world.look(), session=None, jobs=()))
 
     assert head.session == 1
-    assert decide_step(world.look(), token="one") is Step.ASK
+    assert decide_step(world.look(), token="one") is RestartStep.ASK
 
 
 def test_head_that_answers_500_is_one_that_does_not_answer(
@@ -472,12 +483,12 @@ def test_head_that_dies_while_jobs_end_is_restarted(
     monkeypatch.setattr(cluster_restart, "SILENT_S", 0)
     job = start(settings, "tpu")
     world = make(place, settings, head.restart)
-    for step in (Step.HOLD, Step.ASK):
+    for step in (RestartStep.HOLD, RestartStep.ASK):
         world.act(step, world.look())
     seen = world.look()
     head.broken = 500
 
-    world.act(Step.AWAIT_ENDS, seen)
+    world.act(RestartStep.AWAIT_ENDS, seen)
     restart(world, token="one")
 
     assert (head.session, epochs(job)) == (2, [1, 2])
@@ -505,7 +516,7 @@ def test_members_are_awaited_until_ray_sees_each_of_their_hosts(
     joins = threading.Timer(1.5, lambda: head.hosts.append("10.0.0.8"))
     joins.start()
 
-    world.act(Step.AWAIT_MEMBERS, world.look())
+    world.act(RestartStep.AWAIT_MEMBERS, world.look())
 
     joins.join()
     assert google.asked > 1
@@ -521,7 +532,7 @@ def test_member_that_does_not_join_is_named_and_one_that_google_still_makes_is_n
         said: list[str] = []
         google = Google(state)
         world = make(place, settings, head.restart, said=said, reaper=lambda: google)  # noqa: B023
-        world.act(Step.AWAIT_MEMBERS, world.look())
+        world.act(RestartStep.AWAIT_MEMBERS, world.look())
         lines.append(said[1:])
 
     seen = "member node `main-v4-16` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`"
@@ -653,7 +664,7 @@ def test_job_that_a_command_stops_after_it_was_given_up_by_another_is_lost_and_n
         stop(self, name)
 
     monkeypatch.setattr(RayJobs, "stop", sleep_before_the_second)
-    with pytest.raises(TakenOver):
+    with pytest.raises(RestartTakenOver):
         restart(make(place, settings, head.restart), token="one")
 
     keep_cluster(place, settings)

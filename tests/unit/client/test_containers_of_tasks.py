@@ -13,14 +13,14 @@ from runtime.cli.main import main
 from runtime.client.tasks.publish import content_of
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.tasks.container import Container, Mount, MountMode, make_container
+from runtime.tasks.container import ContainerSpec, Mount, MountMode, make_container
 from runtime.tasks.model import CommandEntry, Task, Terms
 from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task
 from runtime.testing import sample_task
 from runtime.values import replace
 
 IMAGE = "ghcr.io/lab/train:1.4"
-CONTAINER = Container(
+CONTAINER = ContainerSpec(
     IMAGE, (Mount(source="/data", target="/in"), Mount(source="/out:1", target="/out", mode=MountMode.RW))
 )
 MOUNTS = [{"source": "/data", "target": "/in"}, {"source": "/out:1", "target": "/out", "mode": "rw"}]
@@ -50,7 +50,7 @@ def test_container_stays_with_a_task_on_the_wire_and_is_part_of_its_content() ->
 
     assert decode_task(encode_task(task)) == task
     assert decode_stored(encode_task(task)) == task
-    assert content_of(task) != content_of(replace(task, container=Container(IMAGE)))
+    assert content_of(task) != content_of(replace(task, container=ContainerSpec(IMAGE)))
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_mounts_are_texts_objects_or_values(given: Any) -> None:
     ("fields", "container", "environment"),
     [
         ({}, CONTAINER, None),
-        ({"image": "debian:12"}, Container("debian:12", CONTAINER.mounts), None),
-        ({"mounts": []}, Container(IMAGE), None),
+        ({"image": "debian:12"}, ContainerSpec("debian:12", CONTAINER.mounts), None),
+        ({"mounts": []}, ContainerSpec(IMAGE), None),
         ({"image": None}, CONTAINER, None),
         ({"environment": PACKAGES}, None, PACKAGES),
     ],
 )
 def test_field_of_a_line_comes_before_the_container_of_its_submission(
-    fields: dict[str, Any], container: Container | None, environment: str | None
+    fields: dict[str, Any], container: ContainerSpec | None, environment: str | None
 ) -> None:
     task = parse_task({"command": ["true"], **fields}, defaults=Terms(container=CONTAINER))
 
@@ -87,7 +87,7 @@ def test_field_of_a_line_comes_before_the_container_of_its_submission(
 def test_image_of_a_line_comes_before_the_environment_of_its_submission() -> None:
     task = parse_task({"command": ["true"], "image": IMAGE}, defaults=Terms(environment=PACKAGES))
 
-    assert (task.container, task.environment) == (Container(IMAGE), None)
+    assert (task.container, task.environment) == (ContainerSpec(IMAGE), None)
 
 
 def test_functions_lines_and_tasks_are_submitted_with_a_container(queue: SqliteQueue) -> None:
@@ -103,9 +103,9 @@ def test_functions_lines_and_tasks_are_submitted_with_a_container(queue: SqliteQ
 
     assert [(task.container, task.environment) for task in waiting(queue)] == [
         (CONTAINER, None),
-        (Container(IMAGE), None),
-        (Container("debian:12"), None),
-        (Container(IMAGE), None),
+        (ContainerSpec(IMAGE), None),
+        (ContainerSpec("debian:12"), None),
+        (ContainerSpec(IMAGE), None),
         (None, PACKAGES),
     ]
 
@@ -117,7 +117,7 @@ def test_command_line_names_image_and_mounts(queue: SqliteQueue, capsys: pytest.
 
     (task,) = waiting(queue)
     mounts = Mount(source="/data", target="/in"), Mount(source="/out", target="/out", mode=MountMode.RW)
-    assert task.container == Container(IMAGE, mounts)
+    assert task.container == ContainerSpec(IMAGE, mounts)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_environment_of_the_project_does_not_go_into_a_container(queue: SqliteQu
     with pytest.raises(InvalidTask):
         runtime.submit({"command": ["c"]}, image=IMAGE, environment="locks.txt", snapshot=False)
 
-    assert [(task.container, task.environment) for task in waiting(queue)] == [(Container(IMAGE), None)] * 2
+    assert [(task.container, task.environment) for task in waiting(queue)] == [(ContainerSpec(IMAGE), None)] * 2
 
 
 def test_argument_of_another_kind_is_named(queue: SqliteQueue) -> None:
@@ -174,7 +174,7 @@ def test_same_call_in_another_image_is_another_task(queue: SqliteQueue) -> None:
         runtime.run_experiment(fit, {"lr": 1}, name="fit", target="queue:", image=image) for image in ("a", "a", "b")
     ]
 
-    assert [task.container for task in waiting(queue)] == [Container("a"), Container("b")]
+    assert [task.container for task in waiting(queue)] == [ContainerSpec("a"), ContainerSpec("b")]
     for call in calls:
         call.cancel()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.client import doctor
-from runtime.client.doctor import Line, Verdict, examine
+from runtime.client.doctor import DoctorVerdict, Line, examine
 from runtime.config import Settings, load_settings
 from runtime.outputs import (
     ClusterOutput,
@@ -120,7 +120,7 @@ def test_nothing_configured_is_green_and_asks_nobody(
     lines = list(examine(None, settings))
 
     assert [(line.check, line.verdict) for line in lines] == [
-        (check, Verdict.OK) for check in ("program", "data folder", "stack", "queue default", "records")
+        (check, DoctorVerdict.OK) for check in ("program", "data folder", "stack", "queue default", "records")
     ]
     assert not (tmp_path / "data").exists()
 
@@ -148,7 +148,7 @@ def test_submitter_may_publish_and_not_pull(look: Examine, google: GoogleServer)
     line = look(FULL)["queue default"]
 
     assert (line.verdict, line.text) == (
-        Verdict.WARN,
+        DoctorVerdict.WARN,
         "may publish; may not pull or publish dead letters or pull dead letters: enough to submit, not to work",
     )
     assert "`access`" in (line.fix or "")
@@ -161,7 +161,7 @@ def test_identity_without_rights_on_a_queue_fails(look: Examine, google: GoogleS
 
     line = look(FULL)["queue default"]
 
-    assert line.verdict is Verdict.FAIL
+    assert line.verdict is DoctorVerdict.FAIL
     assert line.text.startswith("this identity may not publish or pull")
 
 
@@ -171,7 +171,7 @@ def test_queue_that_is_gone_is_told_from_one_that_is_forbidden(look: Examine, go
     line = look(FULL)["queue default"]
 
     assert (line.verdict, line.text, line.fix) == (
-        Verdict.FAIL,
+        DoctorVerdict.FAIL,
         f"there is no subscription `{SUBSCRIPTION}`",
         "run `pulumi up --stack dev`",
     )
@@ -210,14 +210,14 @@ def test_what_is_gone_fails_and_stops_nothing_else(look: Examine, google: Google
 
     lines = look(FULL)
 
-    assert [name for name, line in lines.items() if line.verdict is Verdict.FAIL] == [check]
+    assert [name for name, line in lines.items() if line.verdict is DoctorVerdict.FAIL] == [check]
     assert lines[check].fix
 
 
 def test_registry_that_may_not_be_pulled_from_is_a_warning(look: Examine, google: GoogleServer) -> None:
     google.allowed = {REPOSITORY: set()}
 
-    assert look(FULL)["registry images us-west4"].verdict is Verdict.WARN
+    assert look(FULL)["registry images us-west4"].verdict is DoctorVerdict.WARN
 
 
 def test_secret_that_others_read_is_in_order(look: Examine, google: GoogleServer) -> None:
@@ -227,7 +227,7 @@ def test_secret_that_others_read_is_in_order(look: Examine, google: GoogleServer
     line = look(FULL)["secret hf-token"]
 
     assert (line.verdict, line.text) == (
-        Verdict.OK,
+        DoctorVerdict.OK,
         "version 1 for HF_TOKEN; this identity may not read it, and its readers may",
     )
 
@@ -266,13 +266,13 @@ def test_secret_whose_versions_are_hidden_is_a_warning_and_one_without_a_value_f
     look: Examine, google: GoogleServer
 ) -> None:
     google.deny("*.versions.list", "secretmanager.versions.list", on="dev-hf-token")
-    assert look(FULL)["secret hf-token"].verdict is Verdict.WARN
+    assert look(FULL)["secret hf-token"].verdict is DoctorVerdict.WARN
 
     google._troubles.clear()
     google.put_secret("dev-hf-token", readers=["user:a"])
     line = look(FULL)["secret hf-token"]
     assert (line.verdict, line.text, line.fix) == (
-        Verdict.FAIL,
+        DoctorVerdict.FAIL,
         "it has no value yet",
         "runtime secrets put hf-token --stack dev",
     )
@@ -283,7 +283,7 @@ def test_api_that_is_off_fails_where_it_is_needed_and_says_what_to_run(look: Exa
 
     line = look(FULL)["queue default"]
 
-    assert line.verdict is Verdict.FAIL
+    assert line.verdict is DoctorVerdict.FAIL
     assert "has not been used in project" in line.text
     assert "pulumi up" in (line.fix or "")
 
@@ -312,14 +312,14 @@ def test_head_that_is_stopped_fails_with_the_command_that_starts_it(look: Examin
 
     line = look(FULL)["cluster main"]
 
-    assert (line.verdict, line.text) == (Verdict.FAIL, "head `ray-dev-main-head` is terminated")
+    assert (line.verdict, line.text) == (DoctorVerdict.FAIL, "head `ray-dev-main-head` is terminated")
     assert line.fix == "gcloud compute instances start ray-dev-main-head --zone us-west4-a"
 
 
 def test_head_that_is_operators_business_is_in_order(look: Examine, google: GoogleServer) -> None:
     google.deny("compute.instances.get", "compute.instances.get")
 
-    assert look(FULL)["cluster main"].verdict is Verdict.OK
+    assert look(FULL)["cluster main"].verdict is DoctorVerdict.OK
 
 
 def test_without_network_it_says_so_once_and_the_rest_is_not_checked(look: Examine) -> None:
@@ -329,12 +329,12 @@ def test_without_network_it_says_so_once_and_the_rest_is_not_checked(look: Exami
     lines = look(FULL, google_api=gone.url)
 
     assert (lines["identity"].verdict, lines["identity"].fix) == (
-        Verdict.FAIL,
+        DoctorVerdict.FAIL,
         "check the network, then try again",
     )
     unchecked = [check for check, line in lines.items() if line.text.startswith("not checked")]
     assert unchecked == ["queue default", "records", "registry images us-west4", "secret hf-token", "cluster main"]
-    assert {lines[check].verdict for check in unchecked} == {Verdict.WARN}
+    assert {lines[check].verdict for check in unchecked} == {DoctorVerdict.WARN}
 
 
 def test_without_credentials_it_says_how_to_get_some(
@@ -347,7 +347,7 @@ def test_without_credentials_it_says_how_to_get_some(
 
     line = look(FULL, google_api=None)["identity"]
 
-    assert (line.verdict, line.fix) == (Verdict.FAIL, "gcloud auth application-default login")
+    assert (line.verdict, line.fix) == (DoctorVerdict.FAIL, "gcloud auth application-default login")
 
 
 def test_identity_that_may_not_ask_its_name_is_in_order(look: Examine, google: GoogleServer) -> None:
@@ -356,13 +356,13 @@ def test_identity_that_may_not_ask_its_name_is_in_order(look: Examine, google: G
     lines = look(FULL)
 
     assert lines["identity"].text == "credentials that do not tell whose they are"
-    assert lines["queue default"].verdict is Verdict.OK
+    assert lines["queue default"].verdict is DoctorVerdict.OK
 
 
 def test_rejected_credentials_fail(look: Examine, google: GoogleServer) -> None:
     google.fail("oauth2.userinfo.get", 401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
 
-    assert look(FULL)["identity"].verdict is Verdict.FAIL
+    assert look(FULL)["identity"].verdict is DoctorVerdict.FAIL
 
 
 # the contract
@@ -372,7 +372,7 @@ def test_stack_that_cannot_be_found_fails_with_what_each_source_said(settings: S
     lines = {line.check: line for line in examine("dve", settings)}
 
     assert list(lines) == ["program", "data folder", "stack"]
-    assert lines["stack"].verdict is Verdict.FAIL
+    assert lines["stack"].verdict is DoctorVerdict.FAIL
     assert "pulumi: not installed here" in lines["stack"].text
 
 
@@ -428,7 +428,7 @@ def test_published_copy_tells_its_age_and_commit(settings: Settings, tmp_path: P
     lines = {line.check: line for line in examine(None, replace(settings, outputs=str(path)))}
 
     assert (lines["contract"].verdict, lines["contract"].text) == (
-        Verdict.OK,
+        DoctorVerdict.OK,
         "published 3h ago, commit cccccccccccc; its digest is right",
     )
 
@@ -442,7 +442,7 @@ def test_cached_contract_is_a_warning_with_the_command_that_reads_it_anew(settin
 
     line = next(line for line in examine(None, used) if line.check == "stack")
 
-    assert (line.verdict, line.fix) == (Verdict.WARN, f"runtime stack pull {path}")
+    assert (line.verdict, line.fix) == (DoctorVerdict.WARN, f"runtime stack pull {path}")
 
 
 # this machine, and real probes
@@ -453,7 +453,7 @@ def test_data_folder_that_cannot_be_made_fails(settings: Settings, tmp_path: Pat
 
     lines = {line.check: line for line in examine(None, replace(settings, data_dir=tmp_path / "file" / "data"))}
 
-    assert lines["data folder"].verdict is Verdict.FAIL
+    assert lines["data folder"].verdict is DoctorVerdict.FAIL
     assert "RUNTIME_DATA_DIR" in (lines["data folder"].fix or "")
 
 
@@ -472,8 +472,8 @@ def test_task_file_that_is_none_fails(settings: Settings) -> None:
 
     lines = {line.check: line for line in examine(None, settings)}
 
-    assert lines["queue default"].verdict is Verdict.FAIL
-    assert lines["records"].verdict is Verdict.FAIL
+    assert lines["queue default"].verdict is DoctorVerdict.FAIL
+    assert lines["records"].verdict is DoctorVerdict.FAIL
 
 
 def test_task_file_that_is_there_is_read_only_looked_at(settings: Settings) -> None:
@@ -486,7 +486,7 @@ def test_task_file_that_is_there_is_read_only_looked_at(settings: Settings) -> N
 
     lines = {line.check: line for line in examine(None, settings)}
 
-    assert lines["queue default"].verdict is Verdict.OK
+    assert lines["queue default"].verdict is DoctorVerdict.OK
     assert path.read_bytes() == before
 
 
@@ -502,7 +502,7 @@ def test_task_file_with_a_damaged_page_fails_and_says_how_to_recover_it(settings
 
     lines = {line.check: line for line in examine(None, settings)}
 
-    assert lines["queue default"].verdict is Verdict.FAIL
+    assert lines["queue default"].verdict is DoctorVerdict.FAIL
     assert f"runtime doctor --recover --file {path}" in (lines["queue default"].fix or "")
 
 
@@ -510,9 +510,9 @@ def test_records_in_a_folder_are_proven(look: Examine, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     outputs = StackOutputs(stack="dev", records=RecordsOutput(url=f"file:{tmp_path}/records"))
 
-    assert look(outputs)["records"].verdict is Verdict.OK
+    assert look(outputs)["records"].verdict is DoctorVerdict.OK
     missing = StackOutputs(stack="dev", records=RecordsOutput(url=f"file:{tmp_path}/nowhere"))
-    assert look(missing)["records"].verdict is Verdict.FAIL
+    assert look(missing)["records"].verdict is DoctorVerdict.FAIL
 
 
 def test_records_in_a_bucket_that_forgets_conditions_fail(look: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +527,7 @@ def test_records_in_a_bucket_that_forgets_conditions_fail(look: Examine, monkeyp
     finally:
         gcs.stop()
 
-    assert (safe.verdict, unsafe.verdict) == (Verdict.OK, Verdict.FAIL)
+    assert (safe.verdict, unsafe.verdict) == (DoctorVerdict.OK, DoctorVerdict.FAIL)
     assert "does not keep the first of two writes" in unsafe.text
 
 
@@ -535,7 +535,7 @@ def test_queues_without_records_fail_and_say_what_to_add(look: Examine) -> None:
     line = look(replace(FULL, records=None))["records"]
 
     assert (line.verdict, line.fix) == (
-        Verdict.FAIL,
+        DoctorVerdict.FAIL,
         "add `records` to Pulumi.dev.yaml, then run `pulumi up --stack dev`",
     )
 
@@ -543,7 +543,7 @@ def test_queues_without_records_fail_and_say_what_to_add(look: Examine) -> None:
 def test_queue_of_an_unknown_kind_is_a_warning(look: Examine) -> None:
     line = look(StackOutputs(stack="dev", queues={"default": OtherQueueOutput(kind="kafka")}))["queue default"]
 
-    assert (line.verdict, line.fix) == (Verdict.WARN, "pip install --upgrade research-runtime")
+    assert (line.verdict, line.fix) == (DoctorVerdict.WARN, "pip install --upgrade research-runtime")
 
 
 class FakeEmulator(FaultyServer):
@@ -580,7 +580,7 @@ def test_queue_on_the_real_emulator_is_seen(look: Examine, pubsub_emulator: Pubs
 
     ensure_topics(QUEUE)
 
-    assert missing.verdict is Verdict.WARN
+    assert missing.verdict is DoctorVerdict.WARN
     assert look(outputs)["queue default"].text.startswith("publish and pull, on the emulator")
 
 
@@ -646,5 +646,7 @@ def test_every_line_that_is_not_ok_has_a_fix(look: Examine, google: GoogleServer
 
     lines = look(FULL)
 
-    assert {check: line.fix for check, line in lines.items() if line.verdict is not Verdict.OK and not line.fix} == {}
-    assert sum(line.verdict is Verdict.FAIL for line in lines.values()) == 5
+    assert {
+        check: line.fix for check, line in lines.items() if line.verdict is not DoctorVerdict.OK and not line.fix
+    } == {}
+    assert sum(line.verdict is DoctorVerdict.FAIL for line in lines.values()) == 5

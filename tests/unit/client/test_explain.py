@@ -14,7 +14,7 @@ from runtime.client.tasks.cancel import cancel_experiment, cancel_task
 from runtime.client.tasks.explain import Facts, explain, explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.redrive import purge_dead, read_dead, redrive
 from runtime.client.tasks.status import read_experiment
-from runtime.client.tasks.task_facts import Standing, WorkerStatus, worker_status
+from runtime.client.tasks.task_facts import TaskFacts, WorkerStatus, worker_status
 from runtime.end_reasons import EndReason
 from runtime.errors import QueueUnavailable, UnknownName
 from runtime.queues.base import Depth
@@ -30,9 +30,9 @@ TASK = sample_task(id="t-1")
 
 
 def facts(state: TaskState = TaskState.QUEUED, *, task: Task | None = TASK, **fields: Any) -> Facts:
-    """Build the facts of task `t-1`; keywords are fields of `Facts` and `Standing`."""
-    ours = {name: fields.pop(name) for name in list(fields) if name in Standing.__dataclass_fields__}
-    standing = Standing(task_id="t-1", experiment="sample", generation=1, state=state, task=task)
+    """Build the facts of task `t-1`; keywords are fields of `Facts` and `TaskFacts`."""
+    ours = {name: fields.pop(name) for name in list(fields) if name in TaskFacts.__dataclass_fields__}
+    standing = TaskFacts(task_id="t-1", experiment="sample", generation=1, state=state, task=task)
     return Facts(standing=replace(standing, **ours), queue="default", now=NOW, **fields)
 
 

@@ -16,7 +16,7 @@ import pytest
 import runtime
 from runtime.cli.launch import build_request
 from runtime.cli.main import main
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, prepare
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, PreparedLaunch, prepare
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.run_config import FROZEN_LOCK
@@ -50,13 +50,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plan(fields: dict[str, Any], **options: Any) -> Prepared:
-    request = Request({"command": ["python", "main.py"], **fields})
+def plan(fields: dict[str, Any], **options: Any) -> PreparedLaunch:
+    request = LaunchRequest({"command": ["python", "main.py"], **fields})
     settings = load_settings()
     return prepare(request, request.choose_targets(["local"], settings)[0], settings, LaunchOptions(**options))
 
 
-def files_of(prepared: Prepared) -> dict[str, str]:
+def files_of(prepared: PreparedLaunch) -> dict[str, str]:
     assert prepared.snapshot is not None
     with tarfile.open(fileobj=io.BytesIO(prepared.snapshot.archive)) as opened:
         return {each.name: (opened.extractfile(each) or io.BytesIO()).read().decode() for each in opened}

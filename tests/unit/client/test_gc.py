@@ -21,7 +21,7 @@ from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target, owner_name
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.shim.common import Taken
+from runtime.shim.common import AlreadyClaimed
 from runtime.shim.record import FolderRecord, claim_job
 from runtime.system import system
 from tests.jobs_support import Terminal, open_terminal
@@ -166,7 +166,7 @@ def test_removal_and_a_shim_that_begins_meet(run: Terminal, monkeypatch: pytest.
         def claim(files: Files, job: str, name: str, content: bytes) -> None:
             claim_job(record, 2, 0, "native-7")
             leave_mark(files, job, name, content)
-            with pytest.raises(Taken, match="being removed"):
+            with pytest.raises(AlreadyClaimed, match="being removed"):
                 claim_job(record, 3, 0, "native-8")
             seen.append(name)
 

@@ -22,7 +22,7 @@ from runtime.client.jobs.artifacts import ManyRuns, find_artifact, get_artifact,
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import LaunchOptions, Request, prepare
+from runtime.client.jobs.prepare import LaunchOptions, LaunchRequest, prepare
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.reused_artifacts import Sources, read_kept, store_reused
 from runtime.client.jobs.targets import find_target
@@ -456,7 +456,7 @@ def test_capture_of_a_run_on_several_machines_is_refused(settings: Settings, tre
         cache_dir=settings.cache_dir,
         config_dir=settings.config_dir,
     )
-    request = Request({"command": ["x"], "nodes": 2, "capture": {"m": "x"}})
+    request = LaunchRequest({"command": ["x"], "nodes": 2, "capture": {"m": "x"}})
     with pytest.raises(NotPossible) as refused:
         prepare(request, find_target("hpc", settings), settings, LaunchOptions())
 
@@ -465,7 +465,7 @@ def test_capture_of_a_run_on_several_machines_is_refused(settings: Settings, tre
 
 def test_bundle_takes_no_artifact_along(settings: Settings, tree: Path, tmp_path: Path) -> None:
     (tree / "base").write_text("1")
-    request = Request({"command": ["x"], "reuse": {"base": "./base"}})
+    request = LaunchRequest({"command": ["x"], "reuse": {"base": "./base"}})
     prepared = prepare(request, find_target("local", settings), settings, LaunchOptions())
 
     with pytest.raises(NotPossible) as refused:

@@ -17,7 +17,7 @@ import pytest
 from runtime.client.fetch import FilesDiffer
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, LaunchRequest, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
 from runtime.end_reasons import EndReason
@@ -481,7 +481,7 @@ def test_job_id_of_a_prepared_launch_stays_what_it_was_in_earlier_versions(
         {"A": "9", "Z": "x"},
     )
     assert without_refused.job.id == "j-92310ce90d5842d381eb583b"
-    assert prepare(Request(filled), box, settings, LaunchOptions()).plan.job == with_defaults.job
+    assert prepare(LaunchRequest(filled), box, settings, LaunchOptions()).plan.job == with_defaults.job
 
 
 def test_fields_are_parsed_once_for_targets_without_defaults_and_once_for_each_with_some(
@@ -492,7 +492,7 @@ def test_fields_are_parsed_once_for_targets_without_defaults_and_once_for_each_w
         "runtime.client.jobs.prepare.parse_spec",
         lambda fields, *, source: (parsed.append(fields), parse_spec(fields, source=source))[1],
     )
-    request = Request({"command": ["true"], "time_limit": "1h", "resources": {"cpus": 2}})
+    request = LaunchRequest({"command": ["true"], "time_limit": "1h", "resources": {"cpus": 2}})
     bare, other = (Target(name=name, kind="local") for name in ("a", "b"))
     filled = Target(name="c", kind="local", defaults={"time_limit": "2h", "resources": {"memory": "1GiB"}, "nodes": 2})
 
@@ -513,15 +513,15 @@ def test_fault_of_the_job_is_not_blamed_on_the_defaults_of_a_target() -> None:
     filled = Target(name="box", kind="local", defaults={"nodes": 0})
 
     with pytest.raises(InvalidSpec, match=r"the job spec of `job\.yaml` cannot be used"):
-        Request({"command": [], "nodes": 2}, source="`job.yaml`").spec_on(filled)
+        LaunchRequest({"command": [], "nodes": 2}, source="`job.yaml`").spec_on(filled)
     with pytest.raises(InvalidSpec, match="with the defaults of target `box`"):
-        Request({"command": ["true"]}, source="`job.yaml`").spec_on(filled)
+        LaunchRequest({"command": ["true"]}, source="`job.yaml`").spec_on(filled)
 
 
 def test_outcome_names_that_are_none_are_passed_over() -> None:
     good = ledger.parse_outcome("j-1.0.succeeded.0.2")
 
-    assert good == ledger.Outcome(job="j-1", index=0, reason=EndReason.SUCCEEDED, code=0, attempt=2)
+    assert good == ledger.RunOutcome(job="j-1", index=0, reason=EndReason.SUCCEEDED, code=0, attempt=2)
     assert [ledger.parse_outcome(name) for name in ("j-1.0.odd.0.1", "j-1.x.oom.0.1", "j-1.0.oom.1.1.77.abc", "")] == [
         None
     ] * 4

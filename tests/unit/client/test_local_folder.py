@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.client.fetch import Became, LocalFolder, NameRefused, RemoteFile, check_name, fetch
+from runtime.client.fetch import FetchOutcome, LocalFolder, RemoteFile, UnsafeRemoteName, check_name, fetch
 from runtime.errors import InvalidContract, NotPossible, StoreUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.local import LocalFiles
@@ -64,8 +64,8 @@ def test_file_system_without_nameless_files_is_fetched_into_as_well(
 ) -> None:
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     with LocalFolder(tmp_path) as folder:
-        assert folder.put("a", content(b"1")) is Became.FETCHED
-        assert folder.put("a", content(b"2"), overwrite=True) is Became.REPLACED
+        assert folder.put("a", content(b"1")) is FetchOutcome.FETCHED
+        assert folder.put("a", content(b"2"), overwrite=True) is FetchOutcome.REPLACED
 
     assert (listing(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"2")
 
@@ -90,7 +90,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_name_that_leads_elsewhere_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
-    with LocalFolder(tmp_path / "home") as home, pytest.raises(NameRefused) as refused:
+    with LocalFolder(tmp_path / "home") as home, pytest.raises(UnsafeRemoteName) as refused:
         home.put(name, content(b"x"))
 
     assert (refused.value.name, refused.value.reason, refused.value.exit_code) == (name, REFUSED[name], 2)
@@ -98,7 +98,7 @@ def test_name_that_leads_elsewhere_is_refused_and_nothing_is_written(tmp_path: P
 
 
 def test_name_that_is_longer_than_a_path_may_be_is_refused(tmp_path: Path) -> None:
-    with LocalFolder(tmp_path / "home") as home, pytest.raises(NameRefused, match="4095 is the most"):
+    with LocalFolder(tmp_path / "home") as home, pytest.raises(UnsafeRemoteName, match="4095 is the most"):
         home.put("/".join(["a" * 99] * 41), content(b"x"))
 
     assert listing(tmp_path) == ["home"]
@@ -109,7 +109,7 @@ def test_name_that_leads_through_a_link_is_refused(tmp_path: Path, outside: Path
     (tmp_path / "home" / "real").mkdir(parents=True)
     (tmp_path / "home" / "plots").symlink_to(tmp_path / target)
 
-    with LocalFolder(tmp_path / "home") as home, pytest.raises(NameRefused) as refused:
+    with LocalFolder(tmp_path / "home") as home, pytest.raises(UnsafeRemoteName) as refused:
         home.put("plots/x", content(b"x"))
 
     assert refused.value.reason == "leads through 'plots', which is no folder here"
@@ -124,10 +124,10 @@ def test_link_that_comes_while_files_are_fetched_is_not_followed(tmp_path: Path,
 
     with LocalFolder(tmp_path / "home") as home:
         home.put("a/one", replace_meanwhile)
-        with pytest.raises(NameRefused):
+        with pytest.raises(UnsafeRemoteName):
             home.put("b/../a/two", content(b"x"))
         home.put("c", content(b"x"))
-        with pytest.raises(NameRefused):
+        with pytest.raises(UnsafeRemoteName):
             home.put("a/three", content(b"x"))
 
     assert listing(tmp_path / "home") == ["a", "c", "moved", "moved/one"]
@@ -139,9 +139,9 @@ def test_link_under_the_name_differs_and_is_replaced_only_when_told_to(tmp_path:
     (tmp_path / "home" / "x").symlink_to(outside / "kept")
 
     with LocalFolder(tmp_path / "home") as home:
-        assert home.put("x", content(b"kept")) is Became.DIFFERS
+        assert home.put("x", content(b"kept")) is FetchOutcome.DIFFERS
         assert (tmp_path / "home" / "x").is_symlink()
-        assert home.put("x", content(b"new"), overwrite=True) is Became.REPLACED
+        assert home.put("x", content(b"new"), overwrite=True) is FetchOutcome.REPLACED
 
     assert (tmp_path / "home" / "x").read_bytes() == b"new"
     assert not (tmp_path / "home" / "x").is_symlink()
@@ -155,7 +155,7 @@ def test_pipe_or_folder_under_the_name_stays(tmp_path: Path) -> None:
     with LocalFolder(tmp_path / "home") as home:
         became = [home.put(name, content(b"x"), overwrite=True) for name in ("folder", "pipe")]
 
-    assert became == [Became.DIFFERS, Became.DIFFERS]
+    assert became == [FetchOutcome.DIFFERS, FetchOutcome.DIFFERS]
     assert stat.S_ISFIFO((tmp_path / "home" / "pipe").stat().st_mode)
     assert listing(tmp_path / "home") == ["folder", "pipe"]
 
@@ -206,9 +206,9 @@ def test_any_names_are_refused_or_lie_below_the_folder(
     with LocalFolder(home) as folder:
         for name in names:
             try:
-                if folder.put(name, content(name.encode("utf-8", "surrogatepass"))) is Became.FETCHED:
+                if folder.put(name, content(name.encode("utf-8", "surrogatepass"))) is FetchOutcome.FETCHED:
                     placed.append(name)
-            except NameRefused:
+            except UnsafeRemoteName:
                 continue
 
     assert {path.name for path in root.iterdir()} == {"one"}
@@ -219,7 +219,7 @@ def test_any_names_are_refused_or_lie_below_the_folder(
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "/x", "", "a\0"])
 def test_folder_is_not_named_by_what_is_a_path(name: str) -> None:
-    with pytest.raises(NameRefused):
+    with pytest.raises(UnsafeRemoteName):
         check_name(name)
 
     assert check_name("train-j-91c0") == "train-j-91c0"
@@ -248,7 +248,7 @@ def test_fetch_stops_at_a_refused_name_and_what_came_before_stays(tmp_path: Path
 
     fetched = fetch(files, listed, tmp_path / "home")
     done = [next(fetched).path, next(fetched).path]
-    with pytest.raises(NameRefused, match=r"`0/\.\./\.\./x`"):
+    with pytest.raises(UnsafeRemoteName, match=r"`0/\.\./\.\./x`"):
         next(fetched)
 
     assert done == [f"{tmp_path}/home/0/a", f"{tmp_path}/home/0/b/c"]
@@ -272,7 +272,7 @@ def test_fetch_from_a_bucket_refuses_an_object_that_no_file_can_be_named_like(
         files.write(name, b"x")
     listed = [RemoteFile(name=f"out/{name}", place=name, size_bytes=size) for name, size in files.tree("out")]
 
-    with pytest.raises(NameRefused, match="has a part of 300 bytes"):
+    with pytest.raises(UnsafeRemoteName, match="has a part of 300 bytes"):
         list(fetch(files, listed, tmp_path / "home"))
 
     assert listing(tmp_path / "home") == [".gitignore", "a"]

@@ -16,7 +16,7 @@ from runtime.client.jobs import notifications
 from runtime.client.jobs.explain import explain, read_facts
 from runtime.client.jobs.gc import find_garbage, remove
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.notifications import Unsent, read_unsent
+from runtime.client.jobs.notifications import UnsentMessage, read_unsent
 from runtime.client.jobs.reconcile import keep_target
 from runtime.config import Settings
 from runtime.jobs.plan import owner_name
@@ -156,7 +156,7 @@ def test_message_that_a_keeper_cannot_send_either_waits_longer_each_time(
     ],
 )
 def test_pause_before_another_try_doubles_and_ends_after_a_day(began: float, at: float, due: bool) -> None:
-    assert Unsent(event={}, sink=0, began=began, at=at, problem="").is_due(0.0) is due
+    assert UnsentMessage(event={}, sink=0, began=began, at=at, problem="").is_due(0.0) is due
 
 
 def test_message_that_was_sent_before_its_shim_died_is_not_sent_again(

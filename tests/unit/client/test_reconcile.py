@@ -18,14 +18,14 @@ from runtime.client.jobs import targets
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
-from runtime.client.jobs.reconcile import Act, KeptJob, decide_keep, keep_target, list_strange_folders
+from runtime.client.jobs.reconcile import KeptJob, ReconcileAction, decide_keep, keep_target, list_strange_folders
 from runtime.client.jobs.status import read_target
 from runtime.client.jobs.targets import OpenTarget
 from runtime.config import Project, Settings
 from runtime.end_reasons import EndReason
 from runtime.errors import MissingExtra, StoreUnavailable
 from runtime.jobs import lock, open_jobs
-from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome, Refusal
+from runtime.jobs.ledger import BackendRefusal, LedgerEntry, NativeJob, RunOutcome
 from runtime.jobs.lock import Lock
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry, SecretRef
@@ -60,7 +60,9 @@ def entry(*, runs: int = 1, ended: int = 0, natives: int = 1, parts: int = 1, **
         snapshot=None,
         indices=runs,
         natives=tuple(NativeJob(name="j-aa", native_id=str(n), part=n, epoch=1, at=NOW) for n in range(natives)),
-        outcomes={n: Outcome(job="j-aa", index=n, reason=EndReason.SUCCEEDED, code=0, attempt=1) for n in range(ended)},
+        outcomes={
+            n: RunOutcome(job="j-aa", index=n, reason=EndReason.SUCCEEDED, code=0, attempt=1) for n in range(ended)
+        },
         intent={"parts": ["j-aa"] * parts},
         **changes,
     )
@@ -74,51 +76,51 @@ LOST = native(reason=EndReason.LOST)
 FAILED = native(reason=EndReason.APP_FAILED)
 RUNNING = native(JobState.RUNNING)
 SILENT = native(JobState.UNKNOWN)
-REFUSED = Refusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
+REFUSED = BackendRefusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
 
 
 @pytest.mark.parametrize(
     ("given", "states", "takes_up", "in_vain", "act"),
     [
         # gone
-        (entry(), [LOST], True, 0, Act.TAKE_UP),
-        (entry(), [native(reason=EndReason.NODE_FAILED)], True, 2, Act.TAKE_UP),
-        (entry(), [native(reason=EndReason.PREEMPTED)], True, 0, Act.TAKE_UP),
-        (entry(), [], True, 0, Act.TAKE_UP),
-        (entry(runs=3, ended=2), [LOST], True, 0, Act.TAKE_UP),
-        (entry(runs=3, ended=1, cancelled_indices=frozenset([1])), [LOST], True, 0, Act.TAKE_UP),
+        (entry(), [LOST], True, 0, ReconcileAction.TAKE_UP),
+        (entry(), [native(reason=EndReason.NODE_FAILED)], True, 2, ReconcileAction.TAKE_UP),
+        (entry(), [native(reason=EndReason.PREEMPTED)], True, 0, ReconcileAction.TAKE_UP),
+        (entry(), [], True, 0, ReconcileAction.TAKE_UP),
+        (entry(runs=3, ended=2), [LOST], True, 0, ReconcileAction.TAKE_UP),
+        (entry(runs=3, ended=1, cancelled_indices=frozenset([1])), [LOST], True, 0, ReconcileAction.TAKE_UP),
         # alive, or not known to be gone
-        (entry(), [RUNNING], True, 0, Act.LEAVE),
-        (entry(), [native(JobState.PENDING)], True, 0, Act.LEAVE),
-        (entry(), [SILENT], True, 0, Act.LEAVE),
-        (entry(natives=2, parts=2), [LOST, native(JobState.RUNNING, id="1")], True, 0, Act.LEAVE),
-        (entry(cancelled=True), [RUNNING], True, 0, Act.LEAVE),
-        (entry(cancelled=True), [SILENT], True, 0, Act.LEAVE),
+        (entry(), [RUNNING], True, 0, ReconcileAction.LEAVE),
+        (entry(), [native(JobState.PENDING)], True, 0, ReconcileAction.LEAVE),
+        (entry(), [SILENT], True, 0, ReconcileAction.LEAVE),
+        (entry(natives=2, parts=2), [LOST, native(JobState.RUNNING, id="1")], True, 0, ReconcileAction.LEAVE),
+        (entry(cancelled=True), [RUNNING], True, 0, ReconcileAction.LEAVE),
+        (entry(cancelled=True), [SILENT], True, 0, ReconcileAction.LEAVE),
         # a launch that is under way, or was cut off
-        (entry(natives=0), [], True, 0, Act.LEAVE),
-        (entry(natives=0, cancelled=True), [], True, 0, Act.LEAVE),
-        (entry(natives=1, parts=2), [LOST], True, 0, Act.LEAVE),
-        (entry(natives=1, parts=2, refused=REFUSED), [LOST], False, 0, Act.LEAVE),
+        (entry(natives=0), [], True, 0, ReconcileAction.LEAVE),
+        (entry(natives=0, cancelled=True), [], True, 0, ReconcileAction.LEAVE),
+        (entry(natives=1, parts=2), [LOST], True, 0, ReconcileAction.LEAVE),
+        (entry(natives=1, parts=2, refused=REFUSED), [LOST], False, 0, ReconcileAction.LEAVE),
         # ended
-        (entry(ended=1), [], True, 0, Act.DROP),
-        (entry(ended=1), [], False, 0, Act.DROP),
-        (entry(natives=0, refused=REFUSED), [], True, 0, Act.DROP),
-        (entry(), [FAILED], True, 0, Act.DROP),
-        (entry(cancelled=True), [LOST], True, 0, Act.END),
-        (entry(runs=2, ended=1, cancelled_indices=frozenset([1])), [LOST], True, 0, Act.END),
-        (entry(), [LOST], True, 3, Act.END),
+        (entry(ended=1), [], True, 0, ReconcileAction.DROP),
+        (entry(ended=1), [], False, 0, ReconcileAction.DROP),
+        (entry(natives=0, refused=REFUSED), [], True, 0, ReconcileAction.DROP),
+        (entry(), [FAILED], True, 0, ReconcileAction.DROP),
+        (entry(cancelled=True), [LOST], True, 0, ReconcileAction.END),
+        (entry(runs=2, ended=1, cancelled_indices=frozenset([1])), [LOST], True, 0, ReconcileAction.END),
+        (entry(), [LOST], True, 3, ReconcileAction.END),
         # a backend that starts jobs again itself
-        (entry(), [RUNNING], False, 0, Act.LEAVE),
-        (entry(), [native(JobState.PENDING)], False, 0, Act.LEAVE),
-        (entry(), [SILENT], False, 0, Act.LEAVE),
-        (entry(), [LOST], False, 0, Act.DROP),
-        (entry(), [], False, 0, Act.DROP),
-        (entry(cancelled=True), [native(JobState.CANCELLED, EndReason.CANCELLED)], False, 0, Act.DROP),
-        (entry(cancelled=True), [RUNNING], False, 0, Act.LEAVE),
+        (entry(), [RUNNING], False, 0, ReconcileAction.LEAVE),
+        (entry(), [native(JobState.PENDING)], False, 0, ReconcileAction.LEAVE),
+        (entry(), [SILENT], False, 0, ReconcileAction.LEAVE),
+        (entry(), [LOST], False, 0, ReconcileAction.DROP),
+        (entry(), [], False, 0, ReconcileAction.DROP),
+        (entry(cancelled=True), [native(JobState.CANCELLED, EndReason.CANCELLED)], False, 0, ReconcileAction.DROP),
+        (entry(cancelled=True), [RUNNING], False, 0, ReconcileAction.LEAVE),
     ],
 )
 def test_decision_on_an_open_job(
-    given: LedgerEntry, states: list[NativeState], takes_up: bool, in_vain: int, act: Act
+    given: LedgerEntry, states: list[NativeState], takes_up: bool, in_vain: int, act: ReconcileAction
 ) -> None:
     assert decide_keep(given, states, takes_up=takes_up, in_vain=in_vain).act is act
 
@@ -126,7 +128,10 @@ def test_decision_on_an_open_job(
 def test_launch_that_was_cut_off_lost_nothing_unless_a_run_has_begun() -> None:
     verdicts = [decide_keep(entry(natives=0), [], takes_up=True, begun=begun) for begun in (False, True)]
 
-    assert [(each.act, each.submitted) for each in verdicts] == [(Act.LEAVE, False), (Act.LEAVE, True)]
+    assert [(each.act, each.submitted) for each in verdicts] == [
+        (ReconcileAction.LEAVE, False),
+        (ReconcileAction.LEAVE, True),
+    ]
     assert decide_keep(entry(natives=1, parts=2), [LOST], takes_up=True).submitted
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.client.resolve_id import (
     AmbiguousName,
-    Identity,
-    Kind,
+    IdKind,
+    ResolvedId,
     find_submitted,
     get_experiment,
     get_task_id,
@@ -35,7 +35,7 @@ def test_identify_whole_task_id_is_that_task(bench: Bench) -> None:
     task = sample_task()
     bench.put(task)
 
-    assert identify(task.id, bench.records) == Identity(Kind.TASK, task.id)
+    assert identify(task.id, bench.records) == ResolvedId(IdKind.TASK, task.id)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -45,7 +45,7 @@ def test_identify_four_letters_of_a_task_are_enough(bench: Bench, ended: bool) -
     if ended:
         bench.succeed()
 
-    assert identify("t-ab", bench.records) == Identity(Kind.TASK, "t-abcd1")
+    assert identify("t-ab", bench.records) == ResolvedId(IdKind.TASK, "t-abcd1")
 
 
 def test_identify_shared_beginning_lists_the_candidates(bench: Bench) -> None:
@@ -86,8 +86,8 @@ def test_identify_unknown_task_names_those_that_begin_alike(bench: Bench) -> Non
 def test_identify_experiment_by_name_and_by_beginning(bench: Bench) -> None:
     bench.put(sample_task(experiment="sweep-1"), sample_task(experiment="ablation"))
 
-    assert identify("sweep-1", bench.records) == Identity(Kind.EXPERIMENT, "sweep-1")
-    assert identify("swee", bench.records) == Identity(Kind.EXPERIMENT, "sweep-1")
+    assert identify("sweep-1", bench.records) == ResolvedId(IdKind.EXPERIMENT, "sweep-1")
+    assert identify("swee", bench.records) == ResolvedId(IdKind.EXPERIMENT, "sweep-1")
 
 
 def test_identify_misspelt_experiment_suggests_the_nearest(bench: Bench) -> None:
@@ -102,13 +102,13 @@ def test_identify_misspelt_experiment_suggests_the_nearest(bench: Bench) -> None
 def test_identify_experiment_named_like_a_task_is_found(bench: Bench) -> None:
     bench.put(sample_task(experiment="t-shirts"))
 
-    assert identify("t-shirts", bench.records) == Identity(Kind.EXPERIMENT, "t-shirts")
+    assert identify("t-shirts", bench.records) == ResolvedId(IdKind.EXPERIMENT, "t-shirts")
 
 
 def test_identify_worker_by_beginning(bench: Bench) -> None:
     bench.report("w-node1-77")
 
-    assert identify("w-node", bench.records) == Identity(Kind.WORKER, "w-node1-77")
+    assert identify("w-node", bench.records) == ResolvedId(IdKind.WORKER, "w-node1-77")
 
 
 def test_identify_last_is_the_newest_experiment(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.client.params import name_params, params_of_entry
-from runtime.client.result_table import Choice, find_cell, list_names, parse_condition
+from runtime.client.result_table import RowSelection, find_cell, list_names, parse_condition
 from runtime.client.tasks.results import TaskResult
 from runtime.errors import InvalidValue, UnknownName
 from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST
@@ -61,7 +61,7 @@ def test_condition_compares_numbers_as_such_and_leaves_out_rows_without_the_cell
         row("c"),
     ]
 
-    assert names(Choice(where=(parse_condition(text),)).apply(rows)) == expected
+    assert names(RowSelection(where=(parse_condition(text),)).apply(rows)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "loss", "<3", "loss<>3", "loss<", "loss>=abc"])
@@ -73,24 +73,24 @@ def test_condition_that_is_none_is_refused(text: str) -> None:
 def test_rows_are_sorted_with_what_is_nothing_last_in_both_directions() -> None:
     rows = [row("none"), row("nan", metrics={"loss": math.nan}), *(row(str(n), metrics={"loss": n}) for n in (2, 3, 1))]
 
-    assert names(Choice(sort="loss").apply(rows)) == ["1", "2", "3", "none", "nan"]
-    assert names(Choice(sort="-loss").apply(rows)) == ["3", "2", "1", "none", "nan"]
-    assert names(Choice(sort="-loss", limit=1).apply(rows)) == ["3"]
-    assert names(Choice(sort="-task").apply(rows)) == ["none", "nan", "3", "2", "1"]
+    assert names(RowSelection(sort="loss").apply(rows)) == ["1", "2", "3", "none", "nan"]
+    assert names(RowSelection(sort="-loss").apply(rows)) == ["3", "2", "1", "none", "nan"]
+    assert names(RowSelection(sort="-loss", limit=1).apply(rows)) == ["3"]
+    assert names(RowSelection(sort="-task").apply(rows)) == ["none", "nan", "3", "2", "1"]
 
 
 def test_unknown_column_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UnknownName) as refused:
-        list(Choice(columns=("los",)).apply([row("a", metrics={"loss": 1.0})]))
+        list(RowSelection(columns=("los",)).apply([row("a", metrics={"loss": 1.0})]))
 
     assert (refused.value.name, refused.value.hint) == ("los", "did you mean `loss`?")
-    assert list(Choice(columns=("los",)).apply([])) == []
+    assert list(RowSelection(columns=("los",)).apply([])) == []
 
 
 def test_column_that_only_a_later_row_has_is_known() -> None:
     rows = [row("a"), row("b", metrics={"loss": 1.0})]
 
-    assert names(Choice(columns=("loss",)).apply(rows)) == ["a", "b"]
+    assert names(RowSelection(columns=("loss",)).apply(rows)) == ["a", "b"]
 
 
 def test_rows_are_taken_one_by_one_and_no_further_than_the_limit() -> None:
@@ -101,7 +101,7 @@ def test_rows_are_taken_one_by_one_and_no_further_than_the_limit() -> None:
             taken.append(number)
             yield row(str(number), metrics={"loss": float(number)})
 
-    choice = Choice(where=(parse_condition("loss>=5"),), limit=3, columns=("loss",))
+    choice = RowSelection(where=(parse_condition("loss>=5"),), limit=3, columns=("loss",))
 
     assert names(choice.apply(read())) == ["5", "6", "7"]
     assert len(taken) < 20

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from runtime.cli.main import main
-from runtime.clusters.convert.cluster import MOST_BYTES, Converted, convert_cluster, render
+from runtime.clusters.convert.cluster import MOST_BYTES, ConvertedCluster, convert_cluster, render
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.spec_file import load_yaml
 from tests.cluster_files import LAB, SMALL
@@ -18,7 +18,7 @@ ZEROS = f"sha256:{'0' * 64}"
 CANARY = "hf_" + "c4n4ry" * 6
 
 
-def convert(text: str) -> Converted:
+def convert(text: str) -> ConvertedCluster:
     return convert_cluster(load_yaml(text))
 
 
@@ -32,7 +32,7 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return document
 
 
-def lines_of(made: Converted) -> dict[tuple[str, str], str]:
+def lines_of(made: ConvertedCluster) -> dict[tuple[str, str], str]:
     return {(each.where, each.what): each.next for each in made.notes}
 
 

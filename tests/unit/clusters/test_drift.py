@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from runtime.clusters.drift import Mismatch, PoolStanding, compare_pools, find_mismatches
+from runtime.clusters.drift import Mismatch, PoolDrift, compare_pools, find_mismatches
 from runtime.clusters.head_config import check_head, parse_attributes
 from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView
 from runtime.clusters.pools import Pool, read_pools
@@ -54,7 +54,7 @@ def test_compare_counts_what_google_has_what_ray_sees_and_what_runs() -> None:
     standings = compare_pools(POOLS, view, "marin-main", plan_reaping(view, "marin-main", NOW, seen={}), ray)
 
     assert standings == [
-        PoolStanding(
+        PoolDrift(
             pool="v4",
             accelerator="v4-8",
             capacity=None,
@@ -66,7 +66,7 @@ def test_compare_counts_what_google_has_what_ray_sees_and_what_runs() -> None:
             ray=2,
             busy=2,
         ),
-        PoolStanding(
+        PoolDrift(
             pool="old",
             accelerator=None,
             capacity=None,
@@ -521,7 +521,7 @@ def test_members_have_rows_of_their_own_and_are_no_mismatch() -> None:
     standings = compare_pools(POOLS, view, "marin-main", plan, ray)
 
     assert standings[1:] == [
-        PoolStanding(
+        PoolDrift(
             pool="member eval",
             accelerator="v4-16",
             capacity="reserved",

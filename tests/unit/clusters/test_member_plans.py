@@ -13,10 +13,10 @@ from infra.render.autoscaler import autoscaler_fields
 from runtime.clusters import members as members_module
 from runtime.clusters import provisioning as joining_module
 from runtime.clusters.members import (
-    Capacity,
     HeadFacts,
+    MemberCapacity,
     MemberSpec,
-    Step,
+    MemberStep,
     find_busy,
     find_members,
     make_specs,
@@ -63,7 +63,9 @@ def test_specs_with_a_name_that_google_refuses_are_refused(name: str) -> None:
 
 def test_specs_with_a_reservation_that_are_not_reserved_are_refused() -> None:
     with pytest.raises(NotPossible, match="is for reserved TPUs"):
-        make_specs("v4-8", name="eval", capacity=Capacity.SPOT, reservation="projects/p/locations/z/reservations/r")
+        make_specs(
+            "v4-8", name="eval", capacity=MemberCapacity.SPOT, reservation="projects/p/locations/z/reservations/r"
+        )
 
 
 @pytest.mark.parametrize("option", ["reservation", "runtime_version"])
@@ -75,14 +77,14 @@ def test_specs_with_an_empty_option_are_refused_and_not_made_without_it(option: 
 @pytest.mark.parametrize(
     ("node", "step"),
     [
-        (None, Step.CREATE),
-        (member("CREATING", capacity="reserved"), Step.KEEP),
-        (member("READY", capacity="reserved"), Step.KEEP),
-        (member("PREEMPTED", capacity="reserved"), Step.REPLACE),
-        (member("DELETING", capacity="reserved"), Step.REPLACE),
+        (None, MemberStep.CREATE),
+        (member("CREATING", capacity="reserved"), MemberStep.KEEP),
+        (member("READY", capacity="reserved"), MemberStep.KEEP),
+        (member("PREEMPTED", capacity="reserved"), MemberStep.REPLACE),
+        (member("DELETING", capacity="reserved"), MemberStep.REPLACE),
     ],
 )
-def test_plan_of_a_name_depends_on_what_has_it(node: TpuNode | None, step: Step) -> None:
+def test_plan_of_a_name_depends_on_what_has_it(node: TpuNode | None, step: MemberStep) -> None:
     assert plan_members([SPEC], [node] if node else [], "marin-main") == {"eval": step}
 
 
@@ -170,14 +172,14 @@ def test_member_takes_a_pool_of_its_family_before_others() -> None:
 @pytest.mark.parametrize(
     ("capacity", "reservation", "scheduling"),
     [
-        (Capacity.ON_DEMAND, None, None),
-        (Capacity.SPOT, None, {"spot": True}),
-        (Capacity.PREEMPTIBLE, None, {"preemptible": True}),
-        (Capacity.RESERVED, "projects/p/r", {"reserved": True, "reservationName": "projects/p/r"}),
+        (MemberCapacity.ON_DEMAND, None, None),
+        (MemberCapacity.SPOT, None, {"spot": True}),
+        (MemberCapacity.PREEMPTIBLE, None, {"preemptible": True}),
+        (MemberCapacity.RESERVED, "projects/p/r", {"reserved": True, "reservationName": "projects/p/r"}),
     ],
 )
 def test_member_says_how_google_provides_it(
-    capacity: Capacity, reservation: str | None, scheduling: dict[str, Any] | None
+    capacity: MemberCapacity, reservation: str | None, scheduling: dict[str, Any] | None
 ) -> None:
     spec = MemberSpec(name="eval", accelerator="v4-8", capacity=capacity, reservation=reservation)
 

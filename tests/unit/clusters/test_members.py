@@ -18,7 +18,7 @@ from runtime.clusters.members import (
     make_specs,
     render_member,
 )
-from runtime.clusters.provisioning import Joining, Outcome
+from runtime.clusters.provisioning import MemberOutcome, Provisioner
 from runtime.clusters.ray_view import DashboardUnreachable, RayView
 from runtime.clusters.reaper import Reaper
 from runtime.errors import NotPossible
@@ -53,8 +53,8 @@ def server() -> Iterator[TpuServer]:
 
 
 @pytest.fixture
-def new_joining(server: TpuServer) -> Callable[..., Joining]:
-    def make(at_each_sleep: Callable[[], object] = lambda: None) -> Joining:
+def new_joining(server: TpuServer) -> Callable[..., Provisioner]:
+    def make(at_each_sleep: Callable[[], object] = lambda: None) -> Provisioner:
         now = [0.0]
 
         def sleep(seconds: float) -> None:
@@ -63,7 +63,7 @@ def new_joining(server: TpuServer) -> Callable[..., Joining]:
 
         api = GoogleApi(server=server.url)
         reaper = Reaper(api, project=server.project, zone=server.zone, sleep=lambda _: None)
-        return Joining(
+        return Provisioner(
             api,
             reaper,
             project=server.project,
@@ -77,12 +77,12 @@ def new_joining(server: TpuServer) -> Callable[..., Joining]:
     return make
 
 
-def join(joining: Joining, *specs: MemberSpec, **more: Any) -> list[Outcome]:
+def join(joining: Provisioner, *specs: MemberSpec, **more: Any) -> list[MemberOutcome]:
     bodies = {each.name: render_member(each, FACTS, "marin-main") for each in specs}
     return joining.join(bodies, specs, within=more.pop("within", MINUTE), **more)
 
 
-def test_head_tells_address_settings_and_key(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_head_tells_address_settings_and_key(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     server.guest_attributes[CLUSTER.head] = {"state": "ready", "ssh-key": "ssh-ed25519 AAAA ray-head"}
 
     facts = new_joining().read_head(CLUSTER.head)
@@ -93,13 +93,13 @@ def test_head_tells_address_settings_and_key(server: TpuServer, new_joining: Cal
 
 
 def test_join_makes_a_slice_and_ends_when_all_its_hosts_are_there(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     said: list[str] = []
 
     [outcome] = join(new_joining(), SPEC, say=said.append)
 
-    assert outcome == Outcome(
+    assert outcome == MemberOutcome(
         name="eval", accelerator="v4-16", capacity="reserved", state="READY", hosts=2, created=True, joined=True
     )
     assert said == ["eval: READY, 2 of 2 hosts"]
@@ -110,7 +110,7 @@ def test_join_makes_a_slice_and_ends_when_all_its_hosts_are_there(
     assert re.fullmatch("[0-9a-f]{16}", maker)
 
 
-def test_join_waits_until_ray_counts_every_host(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_waits_until_ray_counts_every_host(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     server.give_addresses = lambda type_, number: ["10.0.0.1", "10.0.0.2"]
     answers: list[object] = [
         DashboardUnreachable("http://h", "no"),
@@ -135,7 +135,9 @@ def test_join_waits_until_ray_counts_every_host(server: TpuServer, new_joining: 
     ]
 
 
-def test_join_again_finds_what_an_interrupted_call_made(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_again_finds_what_an_interrupted_call_made(
+    server: TpuServer, new_joining: Callable[..., Provisioner]
+) -> None:
     server.slow_creation = True
     first = join(new_joining(), SPEC, wait=False)
     assert [(each.state, each.created, each.joined, each.error) for each in first] == [("CREATING", True, False, None)]
@@ -150,7 +152,7 @@ def test_join_again_finds_what_an_interrupted_call_made(server: TpuServer, new_j
 
 
 def test_join_that_was_killed_at_any_request_goes_on_when_it_is_run_again(
-    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+    server: TpuServer, new_joining: Callable[..., Provisioner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = make_specs("v4-16", name="eval", count=2)
     before = GoogleApi._call
@@ -189,7 +191,9 @@ def test_join_that_was_killed_at_any_request_goes_on_when_it_is_run_again(
     assert killed == 6
 
 
-def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_that_is_not_whole_in_time_leaves_nothing(
+    server: TpuServer, new_joining: Callable[..., Provisioner]
+) -> None:
     server.give_addresses = lambda type_, number: ["10.0.0.1"]
     other = MemberSpec(name="one", accelerator="v4-8")
 
@@ -202,7 +206,9 @@ def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_jo
     assert names_of(server.nodes) == ["one"]
 
 
-def test_join_keeps_what_is_not_whole_if_it_is_told_to(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_keeps_what_is_not_whole_if_it_is_told_to(
+    server: TpuServer, new_joining: Callable[..., Provisioner]
+) -> None:
     server.give_addresses = lambda type_, number: ["10.0.0.1"]
 
     [outcome] = join(new_joining(), SPEC, keep=True)
@@ -222,7 +228,7 @@ def test_join_keeps_what_is_not_whole_if_it_is_told_to(server: TpuServer, new_jo
     ],
 )
 def test_join_that_ray_does_not_confirm_removes_what_it_made_and_no_member_that_worked_before(
-    server: TpuServer, new_joining: Callable[..., Joining], before: str | None, answers: bool, removed: bool
+    server: TpuServer, new_joining: Callable[..., Provisioner], before: str | None, answers: bool, removed: bool
 ) -> None:
     endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
     if before is not None:
@@ -243,7 +249,7 @@ def test_join_that_ray_does_not_confirm_removes_what_it_made_and_no_member_that_
 
 
 def test_join_that_google_cannot_carry_out_ends_with_its_words(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     server.failing["eval"] = 'There is no more capacity in the zone "us-central2-b".'
 
@@ -266,7 +272,7 @@ def test_join_that_google_cannot_carry_out_ends_with_its_words(
     ],
 )
 def test_join_that_google_refuses_says_why_and_what_next(
-    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal, step: str
+    server: TpuServer, new_joining: Callable[..., Provisioner], refusal: Refusal, step: str
 ) -> None:
     server.refusals["tpu.projects.locations.nodes.create"] = refusal
 
@@ -284,7 +290,7 @@ PASSING = [
 
 @pytest.mark.parametrize("refusal", PASSING)
 def test_join_asks_again_after_a_passing_failure(
-    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+    server: TpuServer, new_joining: Callable[..., Provisioner], refusal: Refusal
 ) -> None:
     server.refusals["tpu.projects.locations.nodes.create"] = refusal
 
@@ -295,7 +301,7 @@ def test_join_asks_again_after_a_passing_failure(
 
 @pytest.mark.parametrize("refusal", PASSING)
 def test_join_that_is_refused_until_its_end_says_googles_words(
-    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+    server: TpuServer, new_joining: Callable[..., Provisioner], refusal: Refusal
 ) -> None:
     server.refusals["tpu.projects.locations.nodes.create"] = refusal
 
@@ -306,7 +312,7 @@ def test_join_that_is_refused_until_its_end_says_googles_words(
 
 
 def test_join_of_many_members_stops_asking_when_google_takes_no_more_requests(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
 
@@ -317,7 +323,7 @@ def test_join_of_many_members_stops_asking_when_google_takes_no_more_requests(
 
 
 def test_join_says_why_what_was_preempted_is_not_made_again(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     server.add_node("eval", "PREEMPTED", labels=member_labels("eval"), acceleratorType="v4-16")
     server.undeletable.add("eval")
@@ -328,7 +334,7 @@ def test_join_says_why_what_was_preempted_is_not_made_again(
 
 
 def test_join_does_not_remove_a_whole_member_that_another_call_made_while_this_one_was_refused(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
     endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
@@ -343,7 +349,7 @@ def test_join_does_not_remove_a_whole_member_that_another_call_made_while_this_o
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, None])
 def test_join_that_is_broken_off_says_what_it_leaves(
-    server: TpuServer, new_joining: Callable[..., Joining], ends: type[BaseException] | None
+    server: TpuServer, new_joining: Callable[..., Provisioner], ends: type[BaseException] | None
 ) -> None:
     server.slow_creation = True
 
@@ -362,7 +368,7 @@ def test_join_that_is_broken_off_says_what_it_leaves(
 
 
 def test_join_does_not_remove_a_whole_member_that_another_call_made_at_that_moment(
-    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+    server: TpuServer, new_joining: Callable[..., Provisioner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = GoogleApi.post
 
@@ -383,10 +389,10 @@ def test_join_does_not_remove_a_whole_member_that_another_call_made_at_that_mome
 
 
 def test_join_that_waits_for_a_shorter_time_leaves_a_member_to_the_call_that_makes_it(
-    server: TpuServer, new_joining: Callable[..., Joining]
+    server: TpuServer, new_joining: Callable[..., Provisioner]
 ) -> None:
     server.slow_creation = True
-    during: list[Outcome] = []
+    during: list[MemberOutcome] = []
 
     def second_comes_and_goes() -> None:
         if not during:
@@ -408,7 +414,7 @@ def test_join_that_waits_for_a_shorter_time_leaves_a_member_to_the_call_that_mak
 
 @pytest.mark.parametrize("until", ["0", "", "soon", "9" * 20])
 def test_join_removes_a_member_whose_maker_s_time_is_over_or_not_known(
-    server: TpuServer, new_joining: Callable[..., Joining], until: str
+    server: TpuServer, new_joining: Callable[..., Provisioner], until: str
 ) -> None:
     signed = {**member_labels("eval"), "runtime-maker": "0", "runtime-maker-until": until}
     server.add_node("eval", "CREATING", labels=signed, acceleratorType="v4-16")
@@ -419,7 +425,7 @@ def test_join_removes_a_member_whose_maker_s_time_is_over_or_not_known(
 
 
 def test_time_of_a_maker_is_googles_and_not_this_machines(
-    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+    server: TpuServer, new_joining: Callable[..., Provisioner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = timedelta(hours=2)
     monkeypatch.setattr(Reaper, "skew", lambda self: ahead)
@@ -439,7 +445,7 @@ def test_time_of_a_maker_is_googles_and_not_this_machines(
 
 @pytest.mark.parametrize(("more", "slow"), [({}, True), ({}, False), ({"keep": True}, True), ({"wait": False}, True)])
 def test_join_of_a_cluster_that_is_stopped_meanwhile_removes_what_it_made_and_nothing_else(
-    server: TpuServer, new_joining: Callable[..., Joining], more: dict[str, Any], slow: bool
+    server: TpuServer, new_joining: Callable[..., Provisioner], more: dict[str, Any], slow: bool
 ) -> None:
     server.slow_creation = slow
     endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
@@ -455,7 +461,7 @@ def test_join_of_a_cluster_that_is_stopped_meanwhile_removes_what_it_made_and_no
     assert names_of(server.nodes) == ["old"]
 
 
-def test_head_says_whether_it_was_stopped(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_head_says_whether_it_was_stopped(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     joining = new_joining()
     before = joining.is_stopped(CLUSTER.head)
     server.guest_attributes[CLUSTER.head] = {"state": "stopped"}
@@ -465,7 +471,7 @@ def test_head_says_whether_it_was_stopped(server: TpuServer, new_joining: Callab
     assert not joining.is_stopped(CLUSTER.head)
 
 
-def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     server.refusals["tpu.projects.locations.nodes.list"] = Refusal(429, "RESOURCE_EXHAUSTED", "too many requests")
     said: list[str] = []
 
@@ -475,7 +481,7 @@ def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Ca
     assert "too many requests" in said[0]
 
 
-def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     server.add_node("eval", "PREEMPTED", labels=member_labels("eval"), acceleratorType="v4-16")
 
     [outcome] = join(new_joining(), SPEC)
@@ -483,7 +489,9 @@ def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joinin
     assert (outcome.joined, outcome.created, len(server.created)) == (True, True, 1)
 
 
-def test_join_ends_when_a_member_is_preempted_meanwhile(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_ends_when_a_member_is_preempted_meanwhile(
+    server: TpuServer, new_joining: Callable[..., Provisioner]
+) -> None:
     server.slow_creation = True
 
     spec = replace(SPEC, reservation="r")
@@ -493,7 +501,7 @@ def test_join_ends_when_a_member_is_preempted_meanwhile(server: TpuServer, new_j
     assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved --reservation r`"
 
 
-def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Callable[..., Provisioner]) -> None:
     server.add_node("eval", "READY", labels=labels(), acceleratorType="v4-16")
 
     [outcome] = join(new_joining(), SPEC)
@@ -513,7 +521,7 @@ def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Call
     ],
 )
 def test_member_of_a_head_with_a_broken_file_is_refused(
-    server: TpuServer, new_joining: Callable[..., Joining], text: str
+    server: TpuServer, new_joining: Callable[..., Provisioner], text: str
 ) -> None:
     server.instances[CLUSTER.head]["metadata"]["items"][0]["value"] = text
 

@@ -9,8 +9,8 @@ import pytest
 from infra.render.cluster import chips_per_host
 from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView, count_chips, count_hosts, parse_heads, parse_node
 from runtime.clusters.reap_policy import (
-    Bounds,
-    Dead,
+    DeadResource,
+    ReapTimes,
     Suspicion,
     count_live,
     find_billed,
@@ -76,7 +76,7 @@ def test_find_dead_leaves_the_head_and_other_clusters_and_nodes_without_labels()
     ]
 
     assert find_dead([*others, mine], "marin-main", NOW) == [
-        Dead(resource=mine.resource, why="preempted", kind="preempted", pool="v4", state="PREEMPTED")
+        DeadResource(resource=mine.resource, why="preempted", kind="preempted", pool="v4", state="PREEMPTED")
     ]
 
 
@@ -303,7 +303,9 @@ def test_plan_names_each_thing_once_and_leaves_nodes_to_their_queued_resource() 
 def test_plan_with_other_bounds_waits_for_them() -> None:
     view = ZoneView(nodes=(node("CREATING", age=20 * MINUTE), node("READY", "l", accelerator="v4-16")))
 
-    plan = plan_reaping(view, "marin-main", NOW, seen={}, bounds=Bounds(creation=10 * MINUTE, incomplete=timedelta()))
+    plan = plan_reaping(
+        view, "marin-main", NOW, seen={}, bounds=ReapTimes(creation=10 * MINUTE, incomplete=timedelta())
+    )
 
     assert [each.name for each in plan.dead] == ["l", "n"]
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.render import units
-from runtime.clusters.reap_policy import Dead
+from runtime.clusters.reap_policy import DeadResource
 from runtime.clusters.reaper import Reaper, Removal, reap_once
-from runtime.clusters.reaper_state import Memory
+from runtime.clusters.reaper_state import ReaperState
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 from tests.cluster_support import NOW, labels, ours
 from tests.fakes.google import Refusal
@@ -52,8 +52,8 @@ def reaper(server: TpuServer, pauses: Pauses) -> Reaper:
     return Reaper(GoogleApi(server=server.url, again=False), project=server.project, zone=server.zone, sleep=pauses)
 
 
-def dead(server: TpuServer, name: str, kind: str = "nodes") -> Dead:
-    return Dead(resource=f"{server.parent}/{kind}/{name}", why="w", kind="preempted")
+def dead(server: TpuServer, name: str, kind: str = "nodes") -> DeadResource:
+    return DeadResource(resource=f"{server.parent}/{kind}/{name}", why="w", kind="preempted")
 
 
 def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer, reaper: Reaper) -> None:
@@ -62,7 +62,7 @@ def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer
         server.add_node(f"n-{number}", state, labels=labels())
     server.add_node("theirs", "PREEMPTED", labels=labels("other"))
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), datetime(2026, 11, 20, 10, 30, tzinfo=UTC))
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), datetime(2026, 11, 20, 10, 30, tzinfo=UTC))
 
     assert [(each.dead.name, each.gone, each.error) for each in run.removals] == [
         (name, True, None) for name in ("n-0", "n-2", "n-5", "n-6")
@@ -70,7 +70,7 @@ def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer
     assert names_of(server.nodes) == ["n-1", "n-3", "n-4", "theirs"]
     assert run.plan is not None
     assert run.plan.live == {"v4": 3}
-    assert memory == Memory(
+    assert memory == ReaperState(
         looked_at=datetime(2026, 11, 20, 10, 30, tzinfo=UTC), removed={"preempted": 3, "terminated": 1}
     )
     assert server.refused == []
@@ -82,7 +82,7 @@ def test_reaper_removes_what_an_older_head_and_a_destroyed_stack_left(server: Tp
     server.add_node("left", "READY", labels=ours("dev-main"))
     server.add_node("somebodys", "READY", labels=labels("their-own"))
 
-    first, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    first, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
     second, memory = reap_once(reaper, "marin-main", memory, NOW + timedelta(minutes=10))
 
     assert [each.dead.name for each in first.removals] == ["old"]
@@ -96,7 +96,7 @@ def test_reaper_that_cannot_list_heads_reaps_without_looking_for_orphans(server:
     server.add_node("old", "READY", labels=labels(), createTime="2026-11-20T08:59:59Z")
     server.add_node("n-0", "PREEMPTED", labels=labels())
 
-    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, _ = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert [each.dead.name for each in run.removals] == ["n-0"]
     assert run.view is not None
@@ -112,7 +112,7 @@ def test_reaper_returns_why_a_deletion_failed_and_removes_the_rest(server: TpuSe
         server.add_node(name, "PREEMPTED", labels=labels())
     server.undeletable.add("n-1")
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert names_of(server.nodes) == ["n-1"]
     assert [each.error is None for each in run.removals] == [True, False, True]
@@ -127,7 +127,7 @@ def test_reaper_reads_back_that_an_accepted_deletion_did_nothing(
         server.add_node(name, "PREEMPTED", labels=labels())
     server.stubborn.add("n-0")
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert [(each.dead.name, each.error) for each in run.removals] == [
         ("n-0", "still PREEMPTED 17 s after google accepted its deletion"),
@@ -143,7 +143,7 @@ def test_reaper_takes_a_deletion_that_google_began_as_done_and_asks_again_if_it_
     server.add_node("n-0", "PREEMPTED", labels=labels())
     server.slow_deletion = True
 
-    first, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    first, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
     runs = []
     for minutes in (1, 15, 16, 17, 31, 32):
         run, memory = reap_once(reaper, "marin-main", memory, NOW + timedelta(minutes=minutes))
@@ -161,7 +161,7 @@ def test_reaper_removes_queued_resources_that_give_no_node_with_their_nodes(serv
     server.queued[name] = {"name": name, "state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}}
     server.add_node("n-0", "PREEMPTED", labels=labels(), queuedResource=name)
 
-    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, _ = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert [(each.dead.why, each.gone) for each in run.removals] == [("queued resource SUSPENDED", True)]
     assert (server.queued, server.nodes) == ({}, {})
@@ -170,10 +170,10 @@ def test_reaper_removes_queued_resources_that_give_no_node_with_their_nodes(serv
 def test_reaper_without_the_right_to_list_says_so_and_does_not_wait(server: TpuServer, reaper: Reaper) -> None:
     server.permissions = {"tpu.nodes.delete"}
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert isinstance(run.error, GoogleRefused)
-    assert (run.error.status, run.plan, memory) == (403, None, Memory())
+    assert (run.error.status, run.plan, memory) == (403, None, ReaperState())
 
 
 # a zone that refuses
@@ -181,7 +181,7 @@ def test_reaper_without_the_right_to_list_says_so_and_does_not_wait(server: TpuS
 
 def test_reaper_asks_a_zone_that_refuses_less_often_until_it_answers(server: TpuServer, reaper: Reaper) -> None:
     server.refusals["tpu.projects.locations.nodes.list"] = TOO_MANY
-    memory, now, waits = Memory(), NOW, []
+    memory, now, waits = ReaperState(), NOW, []
     for _ in range(6):
         run, memory = reap_once(reaper, "marin-main", memory, now)
         assert memory.wait_until is not None
@@ -196,7 +196,7 @@ def test_reaper_asks_a_zone_that_refuses_less_often_until_it_answers(server: Tpu
     run, memory = reap_once(reaper, "marin-main", memory, now)
 
     assert waits == [45, 90, 180, 360, 600, 600]
-    assert (run.waits_until, memory) == (None, Memory(looked_at=now))
+    assert (run.waits_until, memory) == (None, ReaperState(looked_at=now))
 
 
 def test_reaper_that_is_refused_in_between_leaves_the_rest_to_the_next_run(server: TpuServer, reaper: Reaper) -> None:
@@ -204,7 +204,7 @@ def test_reaper_that_is_refused_in_between_leaves_the_rest_to_the_next_run(serve
         server.add_node(f"n-{number:02}", "PREEMPTED", labels=labels())
     server.refusals["tpu.projects.locations.nodes.delete"] = TOO_MANY
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     assert [each.postponed for each in run.removals] == [False] * 16 + [True] * 24
     assert server.calls().count("tpu.projects.locations.nodes.delete") == 16
@@ -215,7 +215,7 @@ def test_reaper_that_is_refused_in_between_leaves_the_rest_to_the_next_run(serve
 def test_dry_run_asks_a_zone_that_is_left_alone_and_remembers_nothing(server: TpuServer, reaper: Reaper) -> None:
     server.add_node("n-0", "PREEMPTED", labels=labels())
     server.add_node("n-1", "DELETING", labels=labels())
-    memory = Memory(refusals=3, wait_until=NOW + timedelta(minutes=3))
+    memory = ReaperState(refusals=3, wait_until=NOW + timedelta(minutes=3))
 
     run, after = reap_once(reaper, "marin-main", memory, NOW, dry_run=True)
 
@@ -238,7 +238,7 @@ def test_reaper_reads_a_cluster_of_1024_nodes_in_few_requests(server: TpuServer,
             metadata={"startup-script": "x" * 1000},
         )
 
-    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
+    run, _ = reap_once(reaper, "marin-main", ReaperState(), NOW)
 
     calls = server.calls()
     assert run.plan is not None

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from runtime.clusters.reaper_state import Memory, back_off, forgive, load_memory, recall_seen, save_memory, waits_until
+from runtime.clusters.reaper_state import (
+    ReaperState,
+    back_off,
+    forgive,
+    load_memory,
+    recall_seen,
+    save_memory,
+    waits_until,
+)
 from runtime.errors import InfrastructureFailure
 from tests.cluster_support import NOW
 
 SECOND = timedelta(seconds=1)
-WHOLE = Memory(
+WHOLE = ReaperState(
     seen={"incomplete projects/p/locations/z/nodes/n": NOW},
     looked_at=NOW + SECOND,
     refusals=2,
@@ -22,8 +30,8 @@ WHOLE = Memory(
 )
 
 
-@pytest.mark.parametrize("memory", [Memory(), WHOLE])
-def test_memory_comes_back_from_its_file_as_it_was(tmp_path: Path, memory: Memory) -> None:
+@pytest.mark.parametrize("memory", [ReaperState(), WHOLE])
+def test_memory_comes_back_from_its_file_as_it_was(tmp_path: Path, memory: ReaperState) -> None:
     file = tmp_path / "deep" / "memory.json"
 
     save_memory(file, memory)
@@ -47,7 +55,7 @@ def test_memory_that_is_missing_or_damaged_is_empty(tmp_path: Path, text: str | 
     if text is not None:
         file.write_text(text, errors="surrogateescape")
 
-    assert load_memory(file) == Memory()
+    assert load_memory(file) == ReaperState()
 
 
 def test_memory_that_cannot_be_written_says_where(tmp_path: Path) -> None:
@@ -63,11 +71,13 @@ def test_memory_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     ("refusals", "pause"), [(0, 45), (1, 90), (2, 180), (3, 360), (4, 600), (5, 600), (10_000, 600)]
 )
 def test_back_off_doubles_the_pause_up_to_ten_minutes(refusals: int, pause: int) -> None:
-    assert back_off(Memory(refusals=refusals), NOW) == Memory(refusals=refusals + 1, wait_until=NOW + pause * SECOND)
+    assert back_off(ReaperState(refusals=refusals), NOW) == ReaperState(
+        refusals=refusals + 1, wait_until=NOW + pause * SECOND
+    )
 
 
 def test_forgive_forgets_refusals_alone() -> None:
-    assert forgive(WHOLE) == Memory(seen=WHOLE.seen, looked_at=WHOLE.looked_at, removed=WHOLE.removed, failed=4)
+    assert forgive(WHOLE) == ReaperState(seen=WHOLE.seen, looked_at=WHOLE.looked_at, removed=WHOLE.removed, failed=4)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +101,7 @@ def test_file_that_could_not_be_replaced_leaves_no_piece(tmp_path: Path) -> None
     ("gap", "recalled"), [(timedelta(minutes=15), True), (timedelta(minutes=16), False), (timedelta(days=-1), False)]
 )
 def test_suspects_of_a_look_long_ago_are_forgotten(gap: timedelta, recalled: bool) -> None:
-    memory = Memory(seen=WHOLE.seen, looked_at=NOW)
+    memory = ReaperState(seen=WHOLE.seen, looked_at=NOW)
 
     assert recall_seen(memory, NOW + gap) == (WHOLE.seen if recalled else {})
-    assert recall_seen(Memory(seen=WHOLE.seen), NOW) == {}
+    assert recall_seen(ReaperState(seen=WHOLE.seen), NOW) == {}

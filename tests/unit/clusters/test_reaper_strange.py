@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.clusters.reaper import Reaper, ReapRun, reap_once
-from runtime.clusters.reaper_state import Memory
+from runtime.clusters.reaper_state import ReaperState
 from runtime.stack.google_api import GoogleApi
 from tests.cluster_support import labels, ours
 from tests.fakes.faults import Request, Response
@@ -60,7 +60,7 @@ def test_clock_that_is_hours_off_makes_no_young_node_old_and_no_old_one_young(
     server.add_node("stuck", "CREATING", labels=labels(), createTime=at(now - off - timedelta(minutes=61)))
     server.clock_offset = off
 
-    run, _ = reap_once(reaper, "marin-main", Memory(), now)
+    run, _ = reap_once(reaper, "marin-main", ReaperState(), now)
 
     assert reaped(run) == ["stuck"]
 
@@ -69,7 +69,7 @@ def test_clock_that_is_set_between_two_runs_ends_no_suspect(server: TpuServer, r
     add_half_slice(server, now - HOUR)
 
     server.clock_offset = -HOUR
-    _, memory = reap_once(reaper, "marin-main", Memory(), now)
+    _, memory = reap_once(reaper, "marin-main", ReaperState(), now)
     # A minute later somebody sets the clock right, which was an hour behind.
     server.clock_offset = timedelta()
     run, _ = reap_once(reaper, "marin-main", memory, now + HOUR)
@@ -81,7 +81,7 @@ def test_clock_that_is_set_between_two_runs_ends_no_suspect(server: TpuServer, r
 def test_suspect_of_a_run_days_ago_waits_again(server: TpuServer, reaper: Reaper, now: datetime) -> None:
     add_half_slice(server, now - 72 * HOUR)
     old = now - 48 * HOUR
-    memory = Memory(seen={f"incomplete {server.parent}/nodes/half": old}, looked_at=old)
+    memory = ReaperState(seen={f"incomplete {server.parent}/nodes/half": old}, looked_at=old)
 
     run, memory = reap_once(reaper, "marin-main", memory, now)
 
@@ -112,7 +112,7 @@ def test_strange_list_of_heads_makes_no_node_headless(
     server.add_node("n-1", "PREEMPTED", labels=labels(), createTime=at(now - HOUR))
     answer_with(server, lambda request: "/instances" in request.path, strange)
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), now)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), now)
 
     assert run.view is not None
     assert run.view.no_heads is not None
@@ -135,7 +135,7 @@ def test_strange_list_of_nodes_ends_the_run_and_is_asked_for_later(
 ) -> None:
     answer_with(server, lambda request: "/nodes" in request.path, strange)
 
-    run, memory = reap_once(reaper, "marin-main", Memory(), now)
+    run, memory = reap_once(reaper, "marin-main", ReaperState(), now)
 
     assert (run.plan, run.removals) == (None, ())
     assert run.error is not None
@@ -151,7 +151,7 @@ def test_list_that_lacks_nodes_is_no_proof_that_one_is_gone(server: TpuServer, r
         server, lambda request: request.method == "GET" and "/nodes" in request.path and next(lists) > 0, partial
     )
 
-    run, _ = reap_once(reaper, "marin-main", Memory(), now)
+    run, _ = reap_once(reaper, "marin-main", ReaperState(), now)
 
     assert [(each.gone, "could not be read back" in str(each.error)) for each in run.removals] == [(False, True)]
 

@@ -11,9 +11,9 @@ from runtime.clusters.restart import (
     ForeignJobs,
     HeadJob,
     HeadSilent,
+    RestartStep,
+    RestartTakenOver,
     RestartView,
-    Step,
-    TakenOver,
     decide_give_up,
     decide_step,
     foresee,
@@ -22,17 +22,17 @@ from runtime.clusters.restart import (
     tell_standing,
 )
 from runtime.faults import FaultReached
-from runtime.jobs.maintenance_lock import Hold
+from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.values import replace
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-HOLD = Hold(token="t", by="ada@desk", since=NOW, renewed=NOW, session="old")
+HOLD = MaintenanceLock(token="t", by="ada@desk", since=NOW, renewed=NOW, session="old")
 OURS = HeadJob(name="j-a-e1-p0-0", ours=True, state="RUNNING", job="j-a", title="fit", owner="ada", here=True)
 THEIRS = HeadJob(name="raysubmit_1", ours=False, state="RUNNING", title="python x.py")
 ASKED = replace(HOLD, asked=(OURS.name,))
 
 
-def view(hold: Hold | None = HOLD, session: str | None = "old", *jobs: HeadJob) -> RestartView:
+def view(hold: MaintenanceLock | None = HOLD, session: str | None = "old", *jobs: HeadJob) -> RestartView:
     return RestartView(hold=hold, session=session, jobs=jobs)
 
 
@@ -40,38 +40,44 @@ def view(hold: Hold | None = HOLD, session: str | None = "old", *jobs: HeadJob) 
     ("seen", "done", "step"),
     [
         # the mark comes first, and is taken over
-        (view(None), (), Step.HOLD),
-        (view(None, "old", OURS), (), Step.HOLD),
-        (view(replace(HOLD, token="other")), (), Step.HOLD),
+        (view(None), (), RestartStep.HOLD),
+        (view(None, "old", OURS), (), RestartStep.HOLD),
+        (view(replace(HOLD, token="other")), (), RestartStep.HOLD),
         # jobs are asked, and end
-        (view(HOLD, "old", OURS), (), Step.ASK),
-        (view(ASKED, "old", OURS), (), Step.ASK),
-        (view(HOLD, "old", OURS), (Step.ASK,), Step.ASK),
-        (view(ASKED, "old", OURS), (Step.ASK,), Step.AWAIT_ENDS),
-        (view(ASKED, "old", OURS), (Step.ASK, Step.AWAIT_ENDS), Step.RESTART),
-        (view(ASKED, "old", replace(OURS, state="STOPPED")), (), Step.AWAIT_ENDS),
-        (view(ASKED, "old", replace(OURS, state="STOPPED")), (Step.AWAIT_ENDS,), Step.FORGET),
-        (view(ASKED, "old", replace(OURS, state="STOPPED")), (Step.AWAIT_ENDS, Step.FORGET), Step.RESTART),
+        (view(HOLD, "old", OURS), (), RestartStep.ASK),
+        (view(ASKED, "old", OURS), (), RestartStep.ASK),
+        (view(HOLD, "old", OURS), (RestartStep.ASK,), RestartStep.ASK),
+        (view(ASKED, "old", OURS), (RestartStep.ASK,), RestartStep.AWAIT_ENDS),
+        (view(ASKED, "old", OURS), (RestartStep.ASK, RestartStep.AWAIT_ENDS), RestartStep.RESTART),
+        (view(ASKED, "old", replace(OURS, state="STOPPED")), (), RestartStep.AWAIT_ENDS),
+        (view(ASKED, "old", replace(OURS, state="STOPPED")), (RestartStep.AWAIT_ENDS,), RestartStep.FORGET),
+        (
+            view(ASKED, "old", replace(OURS, state="STOPPED")),
+            (RestartStep.AWAIT_ENDS, RestartStep.FORGET),
+            RestartStep.RESTART,
+        ),
         # a job that had ended before is none of it
-        (view(HOLD, "old", replace(OURS, state="SUCCEEDED")), (), Step.RESTART),
-        (view(replace(HOLD, drops_others=True), "old", THEIRS), (), Step.RESTART),
+        (view(HOLD, "old", replace(OURS, state="SUCCEEDED")), (), RestartStep.RESTART),
+        (view(replace(HOLD, drops_others=True), "old", THEIRS), (), RestartStep.RESTART),
         # the head
-        (view(HOLD), (), Step.RESTART),
-        (view(HOLD, None), (), Step.RESTART),
-        (view(replace(HOLD, commanded=True)), (), Step.AWAIT_HEAD),
-        (view(replace(HOLD, commanded=True), None), (), Step.AWAIT_HEAD),
-        (view(replace(HOLD, session=None), "new"), (), Step.RESTART),
+        (view(HOLD), (), RestartStep.RESTART),
+        (view(HOLD, None), (), RestartStep.RESTART),
+        (view(replace(HOLD, commanded=True)), (), RestartStep.AWAIT_HEAD),
+        (view(replace(HOLD, commanded=True), None), (), RestartStep.AWAIT_HEAD),
+        (view(replace(HOLD, session=None), "new"), (), RestartStep.RESTART),
         # it is another one, whoever restarted it
-        (view(replace(HOLD, session=None, commanded=True), "new"), (), Step.REAP),
-        (view(HOLD, "new"), (), Step.REAP),
-        (view(ASKED, "new", OURS), (), Step.REAP),
-        (view(HOLD, "new"), (Step.REAP,), Step.AWAIT_MEMBERS),
-        (view(HOLD, "new"), (Step.REAP, Step.AWAIT_MEMBERS), Step.TAKE_UP),
-        (view(HOLD, "new"), (Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP), Step.RELEASE),
-        (view(None, "new"), tuple(Step), Step.DONE),
+        (view(replace(HOLD, session=None, commanded=True), "new"), (), RestartStep.REAP),
+        (view(HOLD, "new"), (), RestartStep.REAP),
+        (view(ASKED, "new", OURS), (), RestartStep.REAP),
+        (view(HOLD, "new"), (RestartStep.REAP,), RestartStep.AWAIT_MEMBERS),
+        (view(HOLD, "new"), (RestartStep.REAP, RestartStep.AWAIT_MEMBERS), RestartStep.TAKE_UP),
+        (view(HOLD, "new"), (RestartStep.REAP, RestartStep.AWAIT_MEMBERS, RestartStep.TAKE_UP), RestartStep.RELEASE),
+        (view(None, "new"), tuple(RestartStep), RestartStep.DONE),
     ],
 )
-def test_next_step_follows_from_what_is_there(seen: RestartView, done: tuple[Step, ...], step: Step) -> None:
+def test_next_step_follows_from_what_is_there(
+    seen: RestartView, done: tuple[RestartStep, ...], step: RestartStep
+) -> None:
     assert decide_step(seen, token="t", done=done) is step
 
 
@@ -83,10 +89,12 @@ def test_jobs_of_others_are_refused_before_anything_is_marked() -> None:
 
     assert (refused.value.jobs, refused.value.exit_code) == ([THEIRS], 2)
     assert silent.value.jobs is None
-    assert decide_step(view(None, "old", THEIRS), token="t", drop_foreign=True) is Step.HOLD
-    assert decide_step(view(None, None), token="t", drop_foreign=True) is Step.HOLD
+    assert decide_step(view(None, "old", THEIRS), token="t", drop_foreign=True) is RestartStep.HOLD
+    assert decide_step(view(None, None), token="t", drop_foreign=True) is RestartStep.HOLD
     # One that goes on has been allowed to.
-    assert decide_step(view(replace(HOLD, token="other", drops_others=True), "old", THEIRS), token="t") is Step.HOLD
+    assert (
+        decide_step(view(replace(HOLD, token="other", drops_others=True), "old", THEIRS), token="t") is RestartStep.HOLD
+    )
 
 
 @pytest.mark.parametrize("token", ["t", "other"])
@@ -98,9 +106,9 @@ def test_jobs_of_others_that_began_after_the_mark_are_refused_until_ray_is_resta
     assert refused.value.facts[-1] == (
         "Ray was not restarted; the mark that bob@lab made stays, and what was asked to end waits"
     )
-    assert decide_step(view(held, "old", THEIRS), token=token, drop_foreign=True) is Step.RESTART
-    assert decide_step(view(replace(held, commanded=True), "old", THEIRS), token=token) is Step.AWAIT_HEAD
-    assert decide_step(view(held, "new", THEIRS), token=token) is Step.REAP
+    assert decide_step(view(held, "old", THEIRS), token=token, drop_foreign=True) is RestartStep.RESTART
+    assert decide_step(view(replace(held, commanded=True), "old", THEIRS), token=token) is RestartStep.AWAIT_HEAD
+    assert decide_step(view(held, "new", THEIRS), token=token) is RestartStep.REAP
 
 
 def test_leave_to_drop_jobs_of_others_ends_with_its_mark() -> None:
@@ -109,13 +117,13 @@ def test_leave_to_drop_jobs_of_others_ends_with_its_mark() -> None:
     for seen in (old, replace(old, session=None, jobs=())):
         with pytest.raises(ForeignJobs):
             decide_step(seen, token="t")
-    assert decide_step(old, token="new", drop_foreign=True) is Step.HOLD
+    assert decide_step(old, token="new", drop_foreign=True) is RestartStep.HOLD
 
 
 @pytest.mark.parametrize("hold", [None, replace(HOLD, token="other")])
-def test_command_whose_mark_is_gone_does_nothing_more(hold: Hold | None) -> None:
-    with pytest.raises(TakenOver) as ended:
-        decide_step(view(hold, "old", OURS), token="t", done=(Step.HOLD, Step.ASK))
+def test_command_whose_mark_is_gone_does_nothing_more(hold: MaintenanceLock | None) -> None:
+    with pytest.raises(RestartTakenOver) as ended:
+        decide_step(view(hold, "old", OURS), token="t", done=(RestartStep.HOLD, RestartStep.ASK))
 
     assert (ended.value.holder, ended.value.exit_code) == ("ada@desk" if hold else None, 3)
 
@@ -126,40 +134,44 @@ STOPPED = replace(OURS, state="STOPPED")
 @pytest.mark.parametrize(
     ("seen", "done", "step"),
     [
-        (view(None, "old", OURS), (), Step.DONE),
-        (view(None, None), (), Step.DONE),
-        (view(replace(ASKED, token="other"), "old", OURS), (), Step.HOLD),
-        (view(ASKED, "old", OURS), (Step.HOLD,), Step.AWAIT_ENDS),
-        (view(ASKED, "old", OURS), (Step.HOLD, Step.AWAIT_ENDS), Step.TAKE_UP),
-        (view(ASKED, "old", STOPPED), (Step.HOLD, Step.AWAIT_ENDS), Step.FORGET),
+        (view(None, "old", OURS), (), RestartStep.DONE),
+        (view(None, None), (), RestartStep.DONE),
+        (view(replace(ASKED, token="other"), "old", OURS), (), RestartStep.HOLD),
+        (view(ASKED, "old", OURS), (RestartStep.HOLD,), RestartStep.AWAIT_ENDS),
+        (view(ASKED, "old", OURS), (RestartStep.HOLD, RestartStep.AWAIT_ENDS), RestartStep.TAKE_UP),
+        (view(ASKED, "old", STOPPED), (RestartStep.HOLD, RestartStep.AWAIT_ENDS), RestartStep.FORGET),
         # what the head refuses to delete does not keep it from ending
-        (view(ASKED, "old", STOPPED), (Step.HOLD, Step.AWAIT_ENDS, Step.FORGET), Step.TAKE_UP),
-        (view(HOLD, "old", OURS), (Step.HOLD,), Step.TAKE_UP),
-        (view(ASKED, "new", OURS), (Step.HOLD,), Step.TAKE_UP),
-        (view(HOLD, "old"), (Step.HOLD, Step.TAKE_UP), Step.RELEASE),
+        (
+            view(ASKED, "old", STOPPED),
+            (RestartStep.HOLD, RestartStep.AWAIT_ENDS, RestartStep.FORGET),
+            RestartStep.TAKE_UP,
+        ),
+        (view(HOLD, "old", OURS), (RestartStep.HOLD,), RestartStep.TAKE_UP),
+        (view(ASKED, "new", OURS), (RestartStep.HOLD,), RestartStep.TAKE_UP),
+        (view(HOLD, "old"), (RestartStep.HOLD, RestartStep.TAKE_UP), RestartStep.RELEASE),
         # a silent head that was told to restart forgets what was stopped
-        (view(replace(ASKED, commanded=True), None), (Step.HOLD,), Step.RELEASE),
-        (view(HOLD, None), (Step.HOLD,), Step.RELEASE),
-        (view(None, "old"), (Step.HOLD, Step.TAKE_UP, Step.RELEASE), Step.DONE),
+        (view(replace(ASKED, commanded=True), None), (RestartStep.HOLD,), RestartStep.RELEASE),
+        (view(HOLD, None), (RestartStep.HOLD,), RestartStep.RELEASE),
+        (view(None, "old"), (RestartStep.HOLD, RestartStep.TAKE_UP, RestartStep.RELEASE), RestartStep.DONE),
     ],
 )
 def test_next_step_of_giving_up_follows_from_what_is_there(
-    seen: RestartView, done: tuple[Step, ...], step: Step
+    seen: RestartView, done: tuple[RestartStep, ...], step: RestartStep
 ) -> None:
     assert decide_give_up(seen, token="t", done=done) is step
 
 
 def test_restart_of_a_silent_head_that_may_know_jobs_as_stopped_is_not_given_up() -> None:
     with pytest.raises(HeadSilent) as silent:
-        decide_give_up(view(ASKED, None), token="t", done=(Step.HOLD,))
+        decide_give_up(view(ASKED, None), token="t", done=(RestartStep.HOLD,))
 
     assert (silent.value.hold, silent.value.exit_code) == (ASKED, 3)
 
 
 @pytest.mark.parametrize("hold", [None, replace(HOLD, token="other")])
-def test_giving_up_ends_when_the_mark_is_gone(hold: Hold | None) -> None:
-    with pytest.raises(TakenOver):
-        decide_give_up(view(hold, "old", OURS), token="t", done=(Step.HOLD,))
+def test_giving_up_ends_when_the_mark_is_gone(hold: MaintenanceLock | None) -> None:
+    with pytest.raises(RestartTakenOver):
+        decide_give_up(view(hold, "old", OURS), token="t", done=(RestartStep.HOLD,))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ class Lab:
 
     def __init__(self) -> None:
         self.seen = view(None, "old", OURS)
-        self.did: list[Step] = []
+        self.did: list[RestartStep] = []
         self.token = ""
 
     def look(self) -> RestartView:
@@ -192,22 +204,22 @@ class Lab:
     def answers_again(self) -> bool:
         return False
 
-    def act(self, step: Step, view: RestartView) -> None:
+    def act(self, step: RestartStep, view: RestartView) -> None:
         self.did.append(step)
         hold = self.seen.hold
-        if step is Step.HOLD:
+        if step is RestartStep.HOLD:
             self.seen = replace(self.seen, hold=replace(hold or HOLD, token=self.token))
-        elif step is Step.RELEASE:
+        elif step is RestartStep.RELEASE:
             self.seen = replace(self.seen, hold=None)
-        assert hold is not None or step in (Step.HOLD, Step.RELEASE)
-        if step is Step.ASK:
+        assert hold is not None or step in (RestartStep.HOLD, RestartStep.RELEASE)
+        if step is RestartStep.ASK:
             assert hold is not None
             self.seen = replace(self.seen, hold=replace(hold, asked=tuple(each.name for each in self.seen.jobs)))
-        elif step is Step.AWAIT_ENDS:
+        elif step is RestartStep.AWAIT_ENDS:
             self.seen = replace(self.seen, jobs=tuple(replace(each, state="STOPPED") for each in self.seen.jobs))
-        elif step is Step.FORGET:
+        elif step is RestartStep.FORGET:
             self.seen = replace(self.seen, jobs=())
-        elif step is Step.RESTART:
+        elif step is RestartStep.RESTART:
             assert hold is not None
             self.seen = replace(self.seen, session="new", jobs=(), hold=replace(hold, commanded=True))
 
@@ -216,7 +228,16 @@ class Lab:
         restart(self, token=token)
 
 
-ALL = [Step.HOLD, Step.ASK, Step.AWAIT_ENDS, Step.FORGET, Step.RESTART, Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP]
+ALL = [
+    RestartStep.HOLD,
+    RestartStep.ASK,
+    RestartStep.AWAIT_ENDS,
+    RestartStep.FORGET,
+    RestartStep.RESTART,
+    RestartStep.REAP,
+    RestartStep.AWAIT_MEMBERS,
+    RestartStep.TAKE_UP,
+]
 
 
 def test_restart_does_each_step_once() -> None:
@@ -224,7 +245,7 @@ def test_restart_does_each_step_once() -> None:
 
     lab.go("one")
 
-    assert lab.did == [*ALL, Step.RELEASE]
+    assert lab.did == [*ALL, RestartStep.RELEASE]
     assert lab.seen.hold is None
 
 
@@ -232,22 +253,22 @@ def test_job_that_was_submitted_just_before_the_mark_and_seen_late_is_given_its_
     late = replace(OURS, name="j-b-e1-p0-0")
 
     class LateLab(Lab):
-        def act(self, step: Step, view: RestartView) -> None:
+        def act(self, step: RestartStep, view: RestartView) -> None:
             super().act(step, view)
-            if step is Step.FORGET and self.did.count(step) == 1:
+            if step is RestartStep.FORGET and self.did.count(step) == 1:
                 self.seen = replace(self.seen, jobs=(late,))
 
     lab = LateLab()
 
     lab.go("one")
 
-    asks = [Step.ASK, Step.AWAIT_ENDS, Step.FORGET]
-    assert lab.did[: lab.did.index(Step.RESTART)] == [Step.HOLD, *asks, *asks]
+    asks = [RestartStep.ASK, RestartStep.AWAIT_ENDS, RestartStep.FORGET]
+    assert lab.did[: lab.did.index(RestartStep.RESTART)] == [RestartStep.HOLD, *asks, *asks]
 
 
 @pytest.mark.parametrize("killed", ALL)
 def test_restart_that_dies_after_a_step_goes_on_and_restarts_the_head_once(
-    killed: Step, monkeypatch: pytest.MonkeyPatch
+    killed: RestartStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab()
     monkeypatch.setenv("RUNTIME_FAULTS", f"restart.{killed}=raise")
@@ -259,8 +280,8 @@ def test_restart_that_dies_after_a_step_goes_on_and_restarts_the_head_once(
 
     lab.go("two")
 
-    assert lab.did.count(Step.RESTART) == 1
-    assert lab.did[-2:] == [Step.TAKE_UP, Step.RELEASE]
+    assert lab.did.count(RestartStep.RESTART) == 1
+    assert lab.did[-2:] == [RestartStep.TAKE_UP, RestartStep.RELEASE]
     assert lab.seen.hold is None
 
 
@@ -274,15 +295,15 @@ def test_plan_says_what_each_step_would_do_now() -> None:
     lines = list(foresee(view(None, "old", OURS, THEIRS), boot={"restart-needed": "ray-start"}, open_jobs=3))
 
     assert lines == [
-        (Step.HOLD, "mark the cluster: launches and keepers wait"),
-        (Step.ASK, "ask 1 job to end with a checkpoint"),
-        (Step.ASK, "1 job of others would be lost: `--drop-foreign`"),
-        (Step.RESTART, "run the boot script on the head and restart Ray, which applies ray-start"),
-        (Step.AWAIT_HEAD, "wait for another session of the head"),
-        (Step.REAP, "remove nodes that will never work again"),
-        (Step.AWAIT_MEMBERS, "wait for the members that Google runs"),
-        (Step.TAKE_UP, "take up 3 open jobs"),
-        (Step.RELEASE, "remove the mark"),
+        (RestartStep.HOLD, "mark the cluster: launches and keepers wait"),
+        (RestartStep.ASK, "ask 1 job to end with a checkpoint"),
+        (RestartStep.ASK, "1 job of others would be lost: `--drop-foreign`"),
+        (RestartStep.RESTART, "run the boot script on the head and restart Ray, which applies ray-start"),
+        (RestartStep.AWAIT_HEAD, "wait for another session of the head"),
+        (RestartStep.REAP, "remove nodes that will never work again"),
+        (RestartStep.AWAIT_MEMBERS, "wait for the members that Google runs"),
+        (RestartStep.TAKE_UP, "take up 3 open jobs"),
+        (RestartStep.RELEASE, "remove the mark"),
     ]
 
 
@@ -290,15 +311,18 @@ def test_plan_of_giving_up_says_what_each_step_would_do_now() -> None:
     before = f"take the mark over, unless its maker is at work; {tell_standing(view(ASKED))}"
 
     assert list(foresee_give_up(view(ASKED, "old", OURS), open_jobs=2)) == [
-        (Step.HOLD, before),
-        (Step.AWAIT_ENDS, "wait for 1 job asked to end"),
-        (Step.FORGET, "delete 1 job on the head, so that none counts as cancelled"),
-        (Step.TAKE_UP, "take up 2 open jobs"),
-        (Step.RELEASE, "remove the mark"),
+        (RestartStep.HOLD, before),
+        (RestartStep.AWAIT_ENDS, "wait for 1 job asked to end"),
+        (RestartStep.FORGET, "delete 1 job on the head, so that none counts as cancelled"),
+        (RestartStep.TAKE_UP, "take up 2 open jobs"),
+        (RestartStep.RELEASE, "remove the mark"),
     ]
-    assert [step for step, _ in foresee_give_up(view(HOLD, None), open_jobs=2)] == [Step.HOLD, Step.RELEASE]
+    assert [step for step, _ in foresee_give_up(view(HOLD, None), open_jobs=2)] == [
+        RestartStep.HOLD,
+        RestartStep.RELEASE,
+    ]
     assert list(foresee_give_up(view(ASKED, None), open_jobs=2))[1:] == [
-        (Step.RELEASE, "refused, and the mark stays: the head does not answer, and may know 1 job as stopped"),
+        (RestartStep.RELEASE, "refused, and the mark stays: the head does not answer, and may know 1 job as stopped"),
     ]
     assert list(foresee_give_up(view(None), open_jobs=2)) == []
 
@@ -308,5 +332,5 @@ def test_plan_beside_a_mark_that_counts_no_more_begins_anew() -> None:
 
     steps = dict(foresee(seen, boot=None, open_jobs=0))
 
-    assert steps[Step.HOLD].endswith(", and gave no sign for an hour: begin anew")
-    assert Step.RESTART in steps
+    assert steps[RestartStep.HOLD].endswith(", and gave no sign for an hour: begin anew")
+    assert RestartStep.RESTART in steps

@@ -16,25 +16,25 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownNam
 from runtime.images import push as pushing
 from runtime.images.build import CUDA_BASE, BuildOptions, Variant, plan_build, plan_reuse
 from runtime.images.push import (
-    Pushed,
     PushFailed,
+    PushResult,
     PushState,
-    Seen,
-    Target,
+    PushTarget,
+    RegionManifests,
     ensure_all_pushed,
     find_taken,
     find_targets,
 )
 from runtime.images.registry import (
-    Manifest,
-    Registry,
+    ImageManifest,
+    ImageRegistry,
     RegistryFailed,
     RegistryRefused,
     find_credentials,
     is_local,
     login_hint,
 )
-from runtime.images.source import Source, is_pinned, name_of, read_source, source_of_labels
+from runtime.images.source import ImageSource, is_pinned, name_of, read_source, source_of_labels
 from runtime.images.tools import (
     BuildRequest,
     LocalImage,
@@ -59,25 +59,25 @@ COMMIT = "4f1c2d0" + "a" * 33
 
 
 def test_clean_commit_has_three_tags_and_latest_comes_last() -> None:
-    source = Source(commit=COMMIT, dirty=False, created=NOW)
+    source = ImageSource(commit=COMMIT, dirty=False, created=NOW)
 
     assert source.tags == ("4f1c2d0aaaaa", "20261121", "latest")
     assert source.fixed_tag == "4f1c2d0aaaaa"
 
 
 def test_dirty_tree_has_one_tag_that_is_not_the_commits() -> None:
-    source = Source(commit=COMMIT, dirty=True, created=NOW)
+    source = ImageSource(commit=COMMIT, dirty=True, created=NOW)
 
     assert source.tags == ("4f1c2d0aaaaa-dirty",)
     assert source.fixed_tag is None
 
 
 def test_tree_without_git_is_called_by_its_day() -> None:
-    assert Source(commit=None, dirty=False, created=NOW).tags == ("20261121", "latest")
+    assert ImageSource(commit=None, dirty=False, created=NOW).tags == ("20261121", "latest")
 
 
-@pytest.mark.parametrize("source", [Source(commit=COMMIT, dirty=dirty, created=NOW) for dirty in (True, False)])
-def test_source_is_read_back_from_labels(source: Source) -> None:
+@pytest.mark.parametrize("source", [ImageSource(commit=COMMIT, dirty=dirty, created=NOW) for dirty in (True, False)])
+def test_source_is_read_back_from_labels(source: ImageSource) -> None:
     assert source_of_labels(source.labels, image="worker") == source
 
 
@@ -123,7 +123,7 @@ def test_changed_or_untracked_file_makes_it_dirty(tree: Path, name: str) -> None
 def test_tree_before_its_first_commit_has_none(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
 
-    assert read_source(tmp_path, NOW) == Source(commit=None, dirty=False, created=NOW)
+    assert read_source(tmp_path, NOW) == ImageSource(commit=None, dirty=False, created=NOW)
 
 
 def test_tree_whose_git_cannot_be_read_is_explained(tree: Path) -> None:
@@ -272,8 +272,8 @@ def test_plan_of_a_dirty_tree_names_no_clean_tag(tree: Path) -> None:
     assert plan_reuse(plan, [unreachable()]) is None
 
 
-def unreachable() -> Registry:
-    return Registry("localhost:1/x")
+def unreachable() -> ImageRegistry:
+    return ImageRegistry("localhost:1/x")
 
 
 def test_plan_on_a_moving_base_warns_and_records_it(tree: Path) -> None:
@@ -458,7 +458,7 @@ def test_failed_push_gives_its_last_words_and_stops(install: Callable[[str, str]
 # registries
 
 
-Serve = Callable[..., tuple[Registry, list[tuple[str, str]]]]
+Serve = Callable[..., tuple[ImageRegistry, list[tuple[str, str]]]]
 
 
 @pytest.fixture
@@ -471,11 +471,11 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     servers = []
 
-    def start(answers: dict[str, Any], password: str | None = None) -> tuple[Registry, list[tuple[str, str]]]:
+    def start(answers: dict[str, Any], password: str | None = None) -> tuple[ImageRegistry, list[tuple[str, str]]]:
         seen: list[tuple[str, str]] = []
         server = serve_registry(answers, seen, password)
         servers.append(server)
-        return Registry(f"127.0.0.1:{server.server_address[1]}/lab"), seen
+        return ImageRegistry(f"127.0.0.1:{server.server_address[1]}/lab"), seen
 
     yield start
     for server in servers:
@@ -491,7 +491,7 @@ def test_manifest_is_read_with_its_size_and_digests(serve: Serve) -> None:
 
     manifest = registry.find_manifest("w", "1")
 
-    assert manifest == Manifest(digest="sha256:d0", config_digest="sha256:c0", size_bytes=1110)
+    assert manifest == ImageManifest(digest="sha256:d0", config_digest="sha256:c0", size_bytes=1110)
     assert registry.find_manifest("w", "2") is None
     assert registry.list_tags("w") is None
 
@@ -510,8 +510,8 @@ def test_tags_are_read_over_all_pages(serve: Serve) -> None:
 def test_time_of_build_comes_from_the_configuration(serve: Serve) -> None:
     registry, _ = serve({"/v2/lab/w/blobs/sha256:c0": (200, {"created": "2026-11-21T23:30:00Z"}, {})})
 
-    assert registry.created_at("w", Manifest(digest="d", config_digest="sha256:c0", size_bytes=1)) == NOW
-    assert registry.created_at("w", Manifest(digest="d", config_digest="sha256:other", size_bytes=1)) is None
+    assert registry.created_at("w", ImageManifest(digest="d", config_digest="sha256:c0", size_bytes=1)) == NOW
+    assert registry.created_at("w", ImageManifest(digest="d", config_digest="sha256:other", size_bytes=1)) is None
 
 
 def test_password_of_docker_is_exchanged_for_a_token_and_sent_nowhere_else(serve: Serve, tmp_path: Path) -> None:
@@ -621,20 +621,20 @@ def test_login_is_googles_own_for_its_registries() -> None:
 @pytest.mark.parametrize("place", ["https://r.example/x", "", "r.example/"])
 def test_address_that_is_none_is_refused(place: str) -> None:
     with pytest.raises(InvalidValue):
-        Registry(place)
+        ImageRegistry(place)
 
 
 # push destinations
 
 IMAGE = LocalImage(reference="localhost/w:latest", digests=frozenset({"sha256:c0"}), labels={})
-SAME = Manifest(digest="sha256:d0", config_digest="sha256:c0", size_bytes=1)
-OTHER = Manifest(digest="sha256:d1", config_digest="sha256:c1", size_bytes=1)
-SOURCE = Source(commit=COMMIT, dirty=False, created=NOW)
+SAME = ImageManifest(digest="sha256:d0", config_digest="sha256:c0", size_bytes=1)
+OTHER = ImageManifest(digest="sha256:d1", config_digest="sha256:c1", size_bytes=1)
+SOURCE = ImageSource(commit=COMMIT, dirty=False, created=NOW)
 
 
-def seen(region: str, **manifests: Manifest | None) -> Seen:
+def seen(region: str, **manifests: ImageManifest | None) -> RegionManifests:
     tags = {tag: manifests.get(name) for tag, name in zip(SOURCE.tags, ("commit", "day", "latest"), strict=True)}
-    return Seen(target=Target(region=region, registry=unreachable()), manifests=tags)
+    return RegionManifests(target=PushTarget(region=region, registry=unreachable()), manifests=tags)
 
 
 def test_commits_tag_on_another_image_is_taken_and_others_may_move() -> None:
@@ -650,14 +650,14 @@ def test_tags_that_name_this_image_are_not_pushed_again() -> None:
 
 
 def test_dirty_tag_is_never_taken() -> None:
-    dirty = Source(commit=COMMIT, dirty=True, created=NOW)
-    looked = Seen(target=Target(region="a", registry=unreachable()), manifests={dirty.tags[0]: OTHER})
+    dirty = ImageSource(commit=COMMIT, dirty=True, created=NOW)
+    looked = RegionManifests(target=PushTarget(region="a", registry=unreachable()), manifests={dirty.tags[0]: OTHER})
 
     assert find_taken(dirty, IMAGE, [looked]) == {}
 
 
-def pushed(region: str, state: PushState, problem: str | None = None, hint: str | None = None) -> Pushed:
-    return Pushed(region=region, state=state, image="i", digest=None, tags=("t",), problem=problem, hint=hint)
+def pushed(region: str, state: PushState, problem: str | None = None, hint: str | None = None) -> PushResult:
+    return PushResult(region=region, state=state, image="i", digest=None, tags=("t",), problem=problem, hint=hint)
 
 
 def test_regions_that_failed_are_named_with_reasons_and_the_next_step() -> None:

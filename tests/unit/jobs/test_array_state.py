@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from runtime.end_reasons import EndReason
-from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome, judge
+from runtime.jobs.ledger import LedgerEntry, NativeJob, RunOutcome, judge
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 
@@ -51,7 +51,7 @@ def test_array_state_is_that_of_all_its_runs_in_any_order(runs: str, whole: str,
         indices=len(runs),
         natives=(NativeJob(name="n", native_id="7", part=0, epoch=1, at=AT),),
         outcomes={
-            index: Outcome(job=JOB, index=index, reason=ENDS[letter], code=0, attempt=1)
+            index: RunOutcome(job=JOB, index=index, reason=ENDS[letter], code=0, attempt=1)
             for index, letter in letters
             if letter in ENDS
         },

@@ -19,7 +19,16 @@ import pytest
 from runtime.client.jobs.targets import RootLost
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, LockLost, Room
+from runtime.jobs.hosts.base import (
+    AccessDenied,
+    CommandResult,
+    Files,
+    FileToWrite,
+    FreeSpace,
+    Host,
+    HostUnavailable,
+    LockLost,
+)
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.ssh import SshHost
@@ -280,7 +289,7 @@ def test_names_and_trees_are_listed(files: Files) -> None:
     assert files.names("d", "a.") == ["a.1", "a.2"]
     assert files.names("none") == []
     assert files.tree("d") == [("a.1", 3), ("a.2", 3), ("b.1", 3), ("e/f", 3)]
-    assert files.room() == Room() if is_bucket(files.root) else (files.room().bytes or 0) > 0
+    assert files.room() == FreeSpace() if is_bucket(files.root) else (files.room().bytes or 0) > 0
 
 
 @pytest.mark.parametrize("call", ["scandir", "stat"])
@@ -580,16 +589,16 @@ def test_command_is_run_with_its_input_and_variables(host: Host) -> None:
         env={"A": "one two", "HOME": None},  # type: ignore[dict-item]
     )
 
-    assert answer == Answer(3, "in\ufffd\none two-none\n", "err\n")
+    assert answer == CommandResult(3, "in\ufffd\none two-none\n", "err\n")
 
 
 @pytest.mark.parametrize("word", ["$HOME", "a b", "'", '"', "\\", "!x", "*", "", "ü", "a\nb", "`id`", "#", "~"])
 def test_command_gets_every_word_as_it_is(host: Host, word: str) -> None:
-    assert host.run(["printf", "%s|", word, "end"]) == Answer(0, f"{word}|end|", "")
+    assert host.run(["printf", "%s|", word, "end"]) == CommandResult(0, f"{word}|end|", "")
 
 
 def test_command_that_is_not_there_is_an_answer(host: Host) -> None:
-    assert host.run(["no-such-command"]) == Answer(127, "", "no-such-command: No such file or directory")
+    assert host.run(["no-such-command"]) == CommandResult(127, "", "no-such-command: No such file or directory")
 
 
 def test_command_that_takes_too_long_is_killed_and_nothing_is_concluded(host: Host) -> None:

@@ -14,7 +14,7 @@ from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.jobs.ledger import IndexStatus, LedgerEntry, NativeJob, Outcome, Refusal, judge
+from runtime.jobs.ledger import BackendRefusal, IndexStatus, LedgerEntry, NativeJob, RunOutcome, judge
 from runtime.jobs.plan import NativeState
 from runtime.jobs.run_config import begin_epoch, find_unnoted
 from runtime.jobs.spec import JobState
@@ -63,7 +63,7 @@ def judged(entry: LedgerEntry, *natives: NativeState, begun: frozenset[int] | No
 
 
 def test_committed_result_counts_before_a_cancel_and_before_the_backend() -> None:
-    outcome = Outcome(job=JOB, index=0, reason=EndReason.OOM, code=137, attempt=3)
+    outcome = RunOutcome(job=JOB, index=0, reason=EndReason.OOM, code=137, attempt=3)
 
     [status] = judged(entry_of(outcomes={0: outcome}, cancelled=True), said(JobState.RUNNING))
 
@@ -98,7 +98,7 @@ def test_cancel_of_one_index_leaves_the_others() -> None:
 
 
 def test_job_that_was_not_submitted_is_pending_refused_or_cancelled() -> None:
-    refused = Refusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
+    refused = BackendRefusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
 
     [pending] = judged(entry_of(natives=()))
     [bad] = judged(entry_of(natives=(), refused=refused))
@@ -110,7 +110,7 @@ def test_job_that_was_not_submitted_is_pending_refused_or_cancelled() -> None:
 
 
 def test_refusal_says_nothing_of_a_job_that_was_accepted_later() -> None:
-    refused = Refusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
+    refused = BackendRefusal(reason=EndReason.CONFIG_INVALID, message="no such partition")
 
     [status] = judged(entry_of(refused=refused))
 
@@ -210,7 +210,7 @@ def test_runs_that_a_native_job_takes_in_turn_wait_until_they_have_begun() -> No
 def test_reason_of_an_array_is_that_of_its_first_failed_index() -> None:
     ends = (EndReason.CANCELLED, EndReason.OOM, EndReason.TIMEOUT)
     outcomes = {
-        index: Outcome(job=JOB, index=index, reason=end, code=1, attempt=1) for index, end in enumerate(ends, 4)
+        index: RunOutcome(job=JOB, index=index, reason=end, code=1, attempt=1) for index, end in enumerate(ends, 4)
     }
     entry = entry_of(indices=3, offset=4, outcomes=outcomes)
 
@@ -359,7 +359,7 @@ def test_end_that_only_the_backend_knows_is_committed_once_with_its_attempt(file
     ledger.record_end(files, JOB, IndexStatus(index=0, state=JobState.FAILED, reason=EndReason.NODE_FAILED))
     ledger.record_end(files, JOB, IndexStatus(index=0, state=JobState.FAILED, reason=EndReason.OOM, exit_code=9))
 
-    expected = Outcome(job=JOB, index=0, reason=EndReason.NODE_FAILED, code=1, attempt=10)
+    expected = RunOutcome(job=JOB, index=0, reason=EndReason.NODE_FAILED, code=1, attempt=10)
     assert ledger.read_outcomes(files) == ledger.read_outcomes(files, JOB) == {JOB: {0: expected}}
     assert ledger.read_outcomes(files, OTHER) == {}
 
@@ -369,7 +369,7 @@ def test_end_without_a_reason_is_lost_and_keeps_its_exit_code(files: LocalFiles)
 
     ledger.record_end(files, JOB, IndexStatus(index=0, state=JobState.FAILED, exit_code=0))
 
-    assert ledger.read_outcomes(files)[JOB][0] == Outcome(job=JOB, index=0, reason=EndReason.LOST, code=0, attempt=0)
+    assert ledger.read_outcomes(files)[JOB][0] == RunOutcome(job=JOB, index=0, reason=EndReason.LOST, code=0, attempt=0)
 
 
 def test_mark_that_is_there_stays(files: LocalFiles) -> None:
@@ -408,7 +408,7 @@ def test_native_job_that_failed_before_its_command_began_failed_in_its_setup(fil
     for attempt in ("a1", "a2"):
         files.make_folder(f"{runs}/2/{attempt}")
     files.write(f"{runs}/2/a2/end.1", b"")  # ended
-    outcome = Outcome(job=JOB, index=3, reason=EndReason.APP_FAILED, code=1, attempt=1)
+    outcome = RunOutcome(job=JOB, index=3, reason=EndReason.APP_FAILED, code=1, attempt=1)
     failed = [said(JobState.FAILED, index, reason=EndReason.APP_FAILED, exit_code=index) for index in range(4)]
 
     named = ledger.name_unbegun(files, entry_of(indices=4, outcomes={3: outcome}), failed)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from runtime.config import Project, Settings
-from runtime.jobs.hosts.agent import Place as AgentPlace
+from runtime.jobs.hosts.agent import GuardedRoot as AgentPlace
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.kubernetes.files import READS, KubernetesHost

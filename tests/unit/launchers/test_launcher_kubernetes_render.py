@@ -20,10 +20,10 @@ from runtime.jobs.spec import (
     CapacityRetry,
     Code,
     CodeMode,
-    Environment,
     EnvironmentManager,
     Gang,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     OnTaskFailure,
@@ -566,7 +566,7 @@ def test_spec_of_a_file_is_planned_like_one_of_values(context: PlanContext) -> N
 
 
 def test_environment_is_made_by_each_pod_for_itself(context: PlanContext) -> None:
-    wanted = Environment(manager=EnvironmentManager.UV)
+    wanted = JobEnvironment(manager=EnvironmentManager.UV)
 
     planned = plan(context, environment=wanted)
 

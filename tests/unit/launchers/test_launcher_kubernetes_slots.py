@@ -18,7 +18,7 @@ from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import now
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec
-from runtime.launchers.kubernetes.client import Cluster
+from runtime.launchers.kubernetes.client import KubernetesCluster
 from runtime.launchers.kubernetes.gpu_leases import PATIENCE, Gpu, Holder, lease_name, living, take_slots
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.settings import read_place
@@ -33,7 +33,7 @@ def api() -> Api:
 
 
 def take(api: Api, job: str, uid: str, *, wanted: int = 4, share: float = 0.25, number: int = 0) -> int:
-    cluster = cast(Cluster, api)
+    cluster = cast(KubernetesCluster, api)
     got, _ = take_slots(cluster, "lab", Gpu("n1", number), uid=uid, job=f"lab/{job}", wanted=wanted, share=share)
     return got
 

@@ -29,7 +29,7 @@ from runtime.jobs.spec import Array, Gpus, JobResources, JobSpec, JobState
 from runtime.launchers.kubernetes import cleanup, launcher
 from runtime.launchers.kubernetes.client import ApiRefused
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
-from runtime.launchers.kubernetes.settings import Place, read_place
+from runtime.launchers.kubernetes.settings import KubernetesTarget, read_place
 from tests.fakes.kubernetes import Api
 from tests.jobs_support import Terminal, open_terminal
 from tests.services_support import replace_sleep
@@ -58,7 +58,7 @@ class Pod:
     """A record root on this machine, in place of one on a claim, and the API."""
 
     cluster: Api
-    place: Place
+    place: KubernetesTarget
     files: LocalFiles
 
     def run(self, *_: object, **__: object) -> None:

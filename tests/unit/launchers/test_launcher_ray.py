@@ -25,9 +25,9 @@ from runtime.jobs.spec import (
     BuildOn,
     Code,
     CodeMode,
-    Environment,
     EnvironmentManager,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -41,7 +41,7 @@ from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
 from runtime.launchers.ray.resource_request import count_hosts
-from runtime.launchers.ray.settings import Place, read_place
+from runtime.launchers.ray.settings import RayTarget, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.launchers.ray.turns import make_demand
 from runtime.stack.iap_ssh import HeadWay
@@ -185,7 +185,7 @@ def test_environment_is_made_by_the_nodes_and_stays_there_if_the_record_root_is_
     context: PlanContext, records: str, local: dict[str, bool]
 ) -> None:
     made = {"manager": "uv", "lock": "uv.lock", "extras": ["tpu"], "build_on": "node", **local}
-    wanted = Environment(manager=EnvironmentManager.UV, extras=("tpu",))
+    wanted = JobEnvironment(manager=EnvironmentManager.UV, extras=("tpu",))
 
     assert plan(context, target(records), environment=wanted).order["environment"] == made
     with pytest.raises(NotPossible, match=r"`environment\.build_on: submit`"):
@@ -194,7 +194,7 @@ def test_environment_is_made_by_the_nodes_and_stays_there_if_the_record_root_is_
 
 @pytest.mark.parametrize("lock", ["../../etc/passwd", "/etc/passwd", "train/../../uv.lock", "train/uv-gpu.lock"])
 def test_lock_that_the_job_does_not_take_along_or_uv_does_not_read_is_refused(context: PlanContext, lock: str) -> None:
-    wanted = Environment(manager=EnvironmentManager.UV, lock="train/uv.lock")
+    wanted = JobEnvironment(manager=EnvironmentManager.UV, lock="train/uv.lock")
 
     assert plan(context, environment=wanted).order["environment"]["lock"] == "train/uv.lock"
     with pytest.raises(NotPossible, match=r"`environment\.lock` is"):
@@ -329,8 +329,8 @@ class Head(RayHead):
         self.drivers = [{"type": "DRIVER", "submission_id": None}]
 
     @property
-    def place(self) -> Place:
-        return Place(target="lab", root="/r", python="python3", address=self.address)
+    def place(self) -> RayTarget:
+        return RayTarget(target="lab", root="/r", python="python3", address=self.address)
 
 
 @pytest.fixture
@@ -384,7 +384,7 @@ def test_head_that_refuses_and_one_that_does_not_answer_are_told_apart(head: Hea
         jobs.get(NAME)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        nowhere = Place(target="lab", root="/r", python="p", address=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        nowhere = RayTarget(target="lab", root="/r", python="p", address=f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(RayUnavailable) as silent:
             RayJobs(nowhere).get(NAME)
 

@@ -25,9 +25,9 @@ from runtime.jobs.spec import (
     Checkpoint,
     Code,
     CodeMode,
-    Environment,
     EnvironmentManager,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     Outputs,
@@ -91,7 +91,7 @@ GPU = JobResources(gpus=Gpus(count=4, type="a100"), cpus=32, memory=Range.read("
                 placement=Placement(
                     capacity="spot", exclude=("n7",), selector={"feature": "nvlink|nvswitch"}, nodes=("n1",)
                 ),
-                environment=Environment(name="/scratch/lab/venv", setup=("export A=1",)),
+                environment=JobEnvironment(name="/scratch/lab/venv", setup=("export A=1",)),
             ),
             {
                 "partition": "main",
@@ -271,7 +271,7 @@ def test_split_serves_every_index_once_within_all_limits(
         (JobSpec(command=("x",), image="a.sif", mounts=(Mount(source="gs://a", target="/b"),)), {}),
         (JobSpec(command=("x",), time_limit=timedelta(hours=1), grace_period=timedelta(hours=2)), {"max_time": "1h"}),
         (JobSpec(command=("x",), start_deadline=timedelta(hours=1)), {}),
-        (JobSpec(command=("x",), image="a.sif", environment=Environment(manager=EnvironmentManager.UV)), {}),
+        (JobSpec(command=("x",), image="a.sif", environment=JobEnvironment(manager=EnvironmentManager.UV)), {}),
         (replace(PACKED, resources=JobResources(cpus=8)), {"pack_steps": True}),
         (replace(PACKED, resources=JobResources(memory=Range.read("8GiB"))), {"pack_steps": True}),
         # Steps cannot share GPUs.
@@ -401,7 +401,7 @@ def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path
 
 
 def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outside(tmp_path: Path) -> None:
-    spec = JobSpec(command=("x",), environment=Environment(name="/opt/venv", setup=("export A=1",)))
+    spec = JobSpec(command=("x",), environment=JobEnvironment(name="/opt/venv", setup=("export A=1",)))
     settings: dict[str, Any] = {"setup": ["module load apptainer"], "paths": {"/opt": "/lustre/opt"}}
 
     outside = make_plan(spec, tmp_path, **settings).order

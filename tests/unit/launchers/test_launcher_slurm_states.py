@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.client.jobs.status import AttemptView, join_starts
 from runtime.end_reasons import EndReason
-from runtime.jobs.plan import NativeState, Owned
+from runtime.jobs.plan import NativeState, OwnedResource
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id
 from runtime.launchers.slurm.explain import (
@@ -30,7 +30,7 @@ from runtime.launchers.slurm.explain import (
 from runtime.launchers.slurm.states import (
     STATES,
     Layout,
-    Row,
+    SlurmRow,
     expand_tasks,
     judge_row,
     merge_rows,
@@ -154,7 +154,7 @@ def test_reason_of_a_wait_is_not_told_of_a_job_that_has_ended() -> None:
 
 
 def test_state_of_a_later_slurm_concludes_nothing() -> None:
-    assert judge_row(Row("1", None, "x", "TELEPORTED", "", "", "")) == (JobState.UNKNOWN, None)
+    assert judge_row(SlurmRow("1", None, "x", "TELEPORTED", "", "", "")) == (JobState.UNKNOWN, None)
 
 
 def test_queue_counts_while_a_job_lives_and_accounting_knows_how_it_ended() -> None:
@@ -448,9 +448,9 @@ def test_jobs_of_a_record_root_that_have_not_ended_are_ours_each_array_once() ->
     found = to_owned(text, "/r", "ada", None)
 
     assert found == [
-        Owned(job=OURS, native_id="11", what="slurm job", live=True, since=start),
-        Owned(job="j-aa", native_id="12", what="slurm job", live=True, since=start.replace(minute=1)),
-        Owned(job=OURS, native_id="17", what="slurm job", live=True, since=start),
+        OwnedResource(job=OURS, native_id="11", what="slurm job", live=True, since=start),
+        OwnedResource(job="j-aa", native_id="12", what="slurm job", live=True, since=start.replace(minute=1)),
+        OwnedResource(job=OURS, native_id="17", what="slurm job", live=True, since=start),
     ]
     assert [each.native_id for each in to_owned(text, "/r", None, OURS)] == ["11", "16", "17"]
     assert to_owned(text, "/r", "bob", None) == []

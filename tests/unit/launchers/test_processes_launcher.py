@@ -14,7 +14,7 @@ import pytest
 from runtime.config import Project, Settings
 from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible
-from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable
+from runtime.jobs.hosts.base import CommandResult, FileToWrite, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import (
@@ -22,9 +22,9 @@ from runtime.jobs.spec import (
     Checkpoint,
     Code,
     CodeMode,
-    Environment,
     EnvironmentManager,
     Gpus,
+    JobEnvironment,
     JobResources,
     JobSpec,
     JobState,
@@ -59,8 +59,8 @@ class ScriptedHost:
 
     def run(
         self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
-    ) -> Answer:
-        return Answer(0, self.listing, "")
+    ) -> CommandResult:
+        return CommandResult(0, self.listing, "")
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
         self.started.append(list(words))
@@ -85,7 +85,7 @@ def render(plan: LaunchPlan) -> str:
 def test_plan_of_everything_that_processes_keep(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     spec = JobSpec(
         command=("python", "train.py", "--lr", "{lr}"),
-        environment=Environment(manager=EnvironmentManager.UV, extras=("gpu",), setup=("ulimit -n 4096",)),
+        environment=JobEnvironment(manager=EnvironmentManager.UV, extras=("gpu",), setup=("ulimit -n 4096",)),
         env={"WANDB_MODE": "offline", "LAB": None},
         secrets=(SecretRef(name="HF_TOKEN", source="env://HF_TOKEN"),),
         resources=JobResources(gpus=Gpus(count=0.5)),
@@ -148,7 +148,7 @@ def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> Non
     spec = JobSpec(
         command=("true",),
         code=Code(mode=CodeMode.IMAGE),
-        environment=Environment(manager=EnvironmentManager.UV),
+        environment=JobEnvironment(manager=EnvironmentManager.UV),
     )
 
     with pytest.raises(NotPossible, match="brings no tree to find it in"):
@@ -165,7 +165,7 @@ def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> Non
 def test_environment_that_is_there_is_entered_after_the_targets_lines(
     tmp_path: Path, name: str, manager: EnvironmentManager, lines: list[str]
 ) -> None:
-    spec = JobSpec(command=("true",), environment=Environment(name=name, manager=manager, setup=("last",)))
+    spec = JobSpec(command=("true",), environment=JobEnvironment(name=name, manager=manager, setup=("last",)))
 
     plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
 
@@ -214,7 +214,7 @@ class StoppingHost(ScriptedHost):
         self.sent: list[list[str]] = []
         self.wakes = wakes
 
-    def run(self, words: Sequence[str], **more: Any) -> Answer:
+    def run(self, words: Sequence[str], **more: Any) -> CommandResult:
         if words[0] == "sh":
             self.sent.append(list(words[3:]))
             if "KILL" in words or self.sent.count(["CONT", "71", "72"]) == self.wakes:
@@ -302,7 +302,7 @@ def test_order_of_a_container_has_the_lines_that_run_inside_apart_from_those_of_
     plan = contain(
         tmp_path,
         replace(BOX, settings={**BOX.settings, "container": "docker"}),
-        environment=Environment(name="/opt/env", setup=("ulimit -c 0",)),
+        environment=JobEnvironment(name="/opt/env", setup=("ulimit -c 0",)),
         mounts=(Mount(source="/data//x/", target="/data/../in", mode=MountMode.RW),),
     )
 
@@ -333,7 +333,7 @@ def test_image_with_the_scheme_of_other_targets_is_the_same_image(tmp_path: Path
         ({"mounts": (Mount(source="/a", target="//"),)}, "which every container has of its own"),
         ({"mounts": (Mount(source="/a", target="/proc/"),)}, "which every container has of its own"),
         ({"mounts": (Mount(source="/a", target="/b"), Mount(source="/c", target="/b/"))}, "the target `/b` twice"),
-        ({"environment": Environment(manager=EnvironmentManager.UV)}, "the job runs in an `image`"),
+        ({"environment": JobEnvironment(manager=EnvironmentManager.UV)}, "the job runs in an `image`"),
     ],
 )
 def test_container_that_no_engine_runs_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -458,7 +458,7 @@ def test_processes_that_nothing_ends_are_killed_after_their_grace_and_named(
     host = ScriptedHost(tmp_path, f"90 1000\n{shim_line(11, 1, JOB.id, 'aaaa@0123', root).replace(' Ss ', ' T ')}\n")
     answer = host.run
 
-    def run(words: Sequence[str], **more: Any) -> Answer:
+    def run(words: Sequence[str], **more: Any) -> CommandResult:
         if "kill" in words[2]:
             sent.append(list(words[3:]))
         return answer(words, **more)

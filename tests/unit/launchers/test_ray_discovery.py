@@ -18,13 +18,13 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.targets import OpenTarget
 from runtime.config import Project, Settings
 from runtime.jobs import ledger, open_jobs
-from runtime.jobs.plan import JobIdentity, Owned, owner_name
+from runtime.jobs.plan import JobIdentity, OwnedResource, owner_name
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.base import ListsOwned
 from runtime.launchers.ray import client, launcher
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.launcher import RayLauncher, render_submission
-from runtime.launchers.ray.settings import Place
+from runtime.launchers.ray.settings import RayTarget
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 
@@ -52,7 +52,7 @@ def settings(tmp_path: Path, head: RayHead) -> Settings:
 
 @pytest.fixture
 def place(head: RayHead, settings: Settings, tmp_path: Path) -> Iterator[OpenTarget]:
-    where = Place(target="main", root=str(tmp_path / "records"), python="python3", address=head.address)
+    where = RayTarget(target="main", root=str(tmp_path / "records"), python="python3", address=head.address)
     with open_place(where, settings) as opened:
         yield opened
 
@@ -60,7 +60,7 @@ def place(head: RayHead, settings: Settings, tmp_path: Path) -> Iterator[OpenTar
 def render(
     head: RayHead, root: str, job: str = JOB, owner: str = "ada", epoch: int = 1, grace_s: float = 0
 ) -> dict[str, Any]:
-    where = Place(target="main", root=root, python="/opt/x/python", address=head.address)
+    where = RayTarget(target="main", root=root, python="/opt/x/python", address=head.address)
     identity = JobIdentity(id=job, name="fit", owner=owner, snapshot=None)
     body = render_submission(where, identity, epoch=epoch, part=0, grace_s=grace_s)
     return {**body, "status": "RUNNING", "start_time": round(START.timestamp() * 1000)}
@@ -71,7 +71,7 @@ def put(head: RayHead, *bodies: dict[str, Any]) -> list[str]:
     return [body["submission_id"] for body in bodies]
 
 
-def owned_of(place: OpenTarget, **which: str) -> list[Owned]:
+def owned_of(place: OpenTarget, **which: str) -> list[OwnedResource]:
     return RayLauncher().owned(place.target, place.host, **which)
 
 
@@ -82,8 +82,8 @@ def test_jobs_of_a_record_root_are_found_by_the_head_s_list_whether_or_not_they_
     ended = {**render(head, root, OTHER, owner="kim"), "status": "FAILED"}
     live, gone = put(head, render(head, root, epoch=12), ended)
 
-    mine = Owned(job=JOB, native_id=live, what="ray job", live=True, since=START)
-    kims = Owned(job=OTHER, native_id=gone, what="ray job", live=False, since=START)
+    mine = OwnedResource(job=JOB, native_id=live, what="ray job", live=True, since=START)
+    kims = OwnedResource(job=OTHER, native_id=gone, what="ray job", live=False, since=START)
     assert owned_of(place) == [mine, kims]
     assert (owned_of(place, owner="ada"), owned_of(place, job=OTHER)) == ([mine], [kims])
     assert owned_of(place, owner="ada", job=OTHER) == []

@@ -11,7 +11,7 @@ import pytest
 from runtime.client.jobs.status import read_attempts
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.launchers.ray.node_failures import find_dead, has_living, note_dead
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.shim.retry import decide
 
 PLACES: list[dict[str, Any]] = [{"host": "h0", "node": "a" * 56}, {"host": "h1", "node": "b" * 56}]
@@ -22,10 +22,10 @@ SAID = {"code": 1, "reason": "node_failed", "message": "ray says that its node h
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunRecord:
     folder = tmp_path / "jobs/j-1"
     folder.mkdir(parents=True)
-    return Run(FolderRecord(str(folder)), 0)
+    return RunRecord(FolderRecord(str(folder)), 0)
 
 
 def test_only_a_lost_node_that_ray_counts_as_dead_is_dead() -> None:
@@ -36,7 +36,9 @@ def test_only_a_lost_node_that_ray_counts_as_dead_is_dead() -> None:
 
 
 @pytest.mark.parametrize("end", [None, "stopped"])
-def test_attempt_without_a_cause_whose_node_died_is_node_failed(run: Run, tmp_path: Path, end: str | None) -> None:
+def test_attempt_without_a_cause_whose_node_died_is_node_failed(
+    run: RunRecord, tmp_path: Path, end: str | None
+) -> None:
     run.claim("driver")
     if end:
         run.end(1, end, 143, {"message": "asked to stop by SIGTERM"})
@@ -50,7 +52,7 @@ def test_attempt_without_a_cause_whose_node_died_is_node_failed(run: Run, tmp_pa
     assert [(each.reason, each.message) for each in shown] == [(SAID["reason"], SAID["message"])]
 
 
-def test_attempts_whose_nodes_died_four_times_in_a_row_do_not_end_the_run_as_lost_ones_do(run: Run) -> None:
+def test_attempts_whose_nodes_died_four_times_in_a_row_do_not_end_the_run_as_lost_ones_do(run: RunRecord) -> None:
     for number in range(4):
         run.claim("driver")
         assert note_dead(run, "driver", number, [PLACES[1]]) == number + 1
@@ -60,7 +62,7 @@ def test_attempts_whose_nodes_died_four_times_in_a_row_do_not_end_the_run_as_los
 
 
 @pytest.mark.parametrize("reason", ["preempted", "app_failed", "oom", "lost"])
-def test_end_of_the_attempt_itself_stays(run: Run, reason: str) -> None:
+def test_end_of_the_attempt_itself_stays(run: RunRecord, reason: str) -> None:
     run.claim("driver")
     run.end(1, reason, 1, {})
 
@@ -70,7 +72,7 @@ def test_end_of_the_attempt_itself_stays(run: Run, reason: str) -> None:
     assert [each["reason"] for each in run.counted(ORDER)] == [reason]
 
 
-def test_attempt_of_an_earlier_placement_or_another_driver_is_left_alone(run: Run) -> None:
+def test_attempt_of_an_earlier_placement_or_another_driver_is_left_alone(run: RunRecord) -> None:
     run.claim("driver")
 
     assert note_dead(run, "driver", 1, [PLACES[1]]) is None
@@ -79,7 +81,7 @@ def test_attempt_of_an_earlier_placement_or_another_driver_is_left_alone(run: Ru
     assert run.counted(ORDER) == [None]
 
 
-def test_backend_that_starts_attempts_in_place_looks_for_no_such_file(run: Run) -> None:
+def test_backend_that_starts_attempts_in_place_looks_for_no_such_file(run: RunRecord) -> None:
     run.claim("driver")
     note_dead(run, "driver", 0, [PLACES[1]])
 

@@ -19,7 +19,7 @@ from runtime.queues.pubsub import receiver as pubsub_intake
 from runtime.queues.pubsub import subscription
 from runtime.queues.pubsub.client import AckReply, OutgoingMessage, PubSubUnavailable, ReceivedMessage, deadline_seconds
 from runtime.queues.pubsub.queue import PubSubQueue
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import Lease, Record, Settlement
 from runtime.tasks.model import TaskState
@@ -138,7 +138,7 @@ class FlakyRecords(MemoryRecords):
             raise StoreUnavailable("the store is away")
         return super().find(task_id, generation)
 
-    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> QueueControl:
         if "control" in self.away:
             raise StoreUnavailable("the store is away")
         return super().control(queue, max_age=max_age)

@@ -66,9 +66,9 @@ def test_task_that_falls_due_is_handed_out_without_the_regular_look(
     service: FakeService, queue: PubSubQueue, records: FlakyRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float | None] = []
-    next_look_s, find = delivery_buffer.Held.next_look_s, records.find
+    next_look_s, find = delivery_buffer.DeliveryBuffer.next_look_s, records.find
 
-    def look(self: delivery_buffer.Held) -> float | None:
+    def look(self: delivery_buffer.DeliveryBuffer) -> float | None:
         looks.append(next_look_s(self))
         return looks[-1]
 
@@ -77,7 +77,7 @@ def test_task_that_falls_due_is_handed_out_without_the_regular_look(
         return find(task_id, generation)
 
     monkeypatch.setattr(delivery_buffer, "LOOK_EVERY_S", 600.0)
-    monkeypatch.setattr(delivery_buffer.Held, "next_look_s", look)
+    monkeypatch.setattr(delivery_buffer.DeliveryBuffer, "next_look_s", look)
     monkeypatch.setattr(records, "find", find_late)
     queue.lease(1, worker="w-1", ttl=TTL)
     assert eventually(lambda: looks)

@@ -26,7 +26,7 @@ import runtime.records.sqlite_file
 from runtime.clock import machine_id
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.base import PutResult, Running, Waiting
+from runtime.queues.base import PutResult, RunningAttempts, WaitingTask
 from runtime.queues.sqlite.local_workers import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records import open_records
@@ -428,10 +428,10 @@ def test_waiting_task_has_its_place_in_the_line_or_its_time_and_a_leased_one_has
 
     assert found == {
         "0": None,
-        "1": Waiting(1, None),
-        "2": Waiting(2, None),
-        "3": Waiting(0, None),
-        "4": Waiting(3, due),
+        "1": WaitingTask(1, None),
+        "2": WaitingTask(2, None),
+        "3": WaitingTask(0, None),
+        "4": WaitingTask(3, due),
     }
     assert queue.find_waiting("t-unknown") is None
 
@@ -561,7 +561,7 @@ def test_marked_tokens_are_read_by_others_and_replace_those_before(
     running = Presence.running(path.parent, "w-1")
     assert (running.tokens, running.apart) == (frozenset(tokens), apart)
     presence.leave()
-    assert Presence.running(path.parent, "w-1") == Running()
+    assert Presence.running(path.parent, "w-1") == RunningAttempts()
     assert not Presence.alive(path.parent, "w-1")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.memory import MemoryBlobs, MemoryRecords
-from runtime.records.notifications import NotificationStore, Told
+from runtime.records.notifications import DeliveryRecord, NotificationStore
 from runtime.records.store import BlobRecords
 from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.notifications import Notification
@@ -73,8 +73,8 @@ def test_tries_add_up_to_who_has_the_message_and_why_others_do_not(store: Notifi
     store.write(MESSAGE)
     for number, told in enumerate(
         (
-            Told(sent=frozenset({1}), problems={0: "HTTP 500"}, tries=1, at="a", by="w-1"),
-            Told(problems={0: "HTTP 503"}, tries=2, at="b", by="w-2"),
+            DeliveryRecord(sent=frozenset({1}), problems={0: "HTTP 500"}, tries=1, at="a", by="w-1"),
+            DeliveryRecord(problems={0: "HTTP 503"}, tries=2, at="b", by="w-2"),
         ),
         start=1,
     ):
@@ -82,19 +82,19 @@ def test_tries_add_up_to_who_has_the_message_and_why_others_do_not(store: Notifi
         store.end_try(MESSAGE, told)
     assert claim(store, 3)
 
-    assert store.read_tries("t-1.g2", 2) == Told(
+    assert store.read_tries("t-1.g2", 2) == DeliveryRecord(
         sent=frozenset({1}), problems={0: "HTTP 503"}, tries=2, at="b", by="w-2"
     )
-    assert store.read_tries("t-1.g2", 0) == Told()
+    assert store.read_tries("t-1.g2", 0) == DeliveryRecord()
 
 
 def test_closed_message_is_gone_but_for_what_became_of_it(records: BlobRecords, store: NotificationStore) -> None:
     store.write(MESSAGE)
     assert claim(store, 1)
-    told = Told(sent=frozenset({0, 1}), tries=1, at="a", by="w-1")
+    told = DeliveryRecord(sent=frozenset({0, 1}), tries=1, at="a", by="w-1")
 
     store.close(MESSAGE, told)
-    store.close(MESSAGE, Told(tries=1))
+    store.close(MESSAGE, DeliveryRecord(tries=1))
 
     assert (listed(store), store.read("t-1.g2")) == ([], None)
     assert list(records.blobs.list_keys("notify/")) == []
@@ -120,4 +120,4 @@ def test_message_that_cannot_be_read_is_passed_over(data: bytes) -> None:
     store = NotificationStore(blobs)
 
     assert (listed(store), store.read("t-1.g2")) == ([("t-1.g2", 1)], None)
-    assert store.read_tries("t-1.g2", 1) == Told(tries=1)
+    assert store.read_tries("t-1.g2", 1) == DeliveryRecord(tries=1)

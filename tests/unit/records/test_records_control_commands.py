@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import StoreUnavailable
 from runtime.records.blobs import BlobInfo
-from runtime.records.control_commands import Control, Covered, merge, pause_order, resume_order
+from runtime.records.control_commands import CancelledRange, QueueControl, merge, pause_order, resume_order
 from runtime.records.memory import MemoryBlobs
 from runtime.records.order_scope import Coverage, read_keys
 from runtime.records.store import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR, BlobRecords
@@ -108,17 +108,17 @@ names = st.sampled_from(["a", "b", "c"])
 times = st.integers(0, 9).map(lambda hours: T0 + timedelta(hours=hours))
 some = st.frozensets(names)
 controls = st.builds(
-    Control,
+    QueueControl,
     pauses=some,
     ended=some,
-    experiments=st.dictionaries(names, st.builds(Covered, parts=some, before=times, ordered_at=times)),
+    experiments=st.dictionaries(names, st.builds(CancelledRange, parts=some, before=times, ordered_at=times)),
     tasks=st.frozensets(st.tuples(names, st.integers(1, 3))),
     purged_before=st.none() | times,
 )
 
 
 @given(st.lists(controls, max_size=5), st.randoms())
-def test_merged_orders_say_the_same_in_any_order_and_number(told: list[Control], random: object) -> None:
+def test_merged_orders_say_the_same_in_any_order_and_number(told: list[QueueControl], random: object) -> None:
     shuffled = told + told[:2]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     half = len(shuffled) // 2
@@ -128,12 +128,12 @@ def test_merged_orders_say_the_same_in_any_order_and_number(told: list[Control],
 
 
 def test_pause_that_a_resume_has_not_seen_stays() -> None:
-    seen, unseen = Control(pauses=frozenset({"one"})), Control(pauses=frozenset({"two"}))
+    seen, unseen = QueueControl(pauses=frozenset({"one"})), QueueControl(pauses=frozenset({"two"}))
     resume = resume_order(seen, T0)
     assert resume is not None
 
-    assert not merge([seen, Control(ended=resume.ends)]).paused
-    assert merge([unseen, seen, Control(ended=resume.ends)]).paused
+    assert not merge([seen, QueueControl(ended=resume.ends)]).paused
+    assert merge([unseen, seen, QueueControl(ended=resume.ends)]).paused
 
 
 # reading

@@ -21,9 +21,9 @@ from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
 from runtime.shim import files as folding
-from runtime.shim.common import Taken
+from runtime.shim.common import AlreadyClaimed
 from runtime.shim.files import FOLDED, close_job, fold_job, unfold
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
 from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
 from tests.ssh_support import SshServer
@@ -511,11 +511,11 @@ def test_result_of_a_folded_run_stays_whoever_comes_later(tmp_path: Path, runs: 
     record, files = FolderRecord(str(job)), LocalFiles(str(tmp_path))
     twin = json.dumps({"reason": "succeeded", "code": 0, "attempt": 3})
 
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyClaimed):
         record.create("runs/0/result", twin)
 
     assert not files.create(f"jobs/{JOB}/runs/0/result", twin.encode())
-    assert Run(record, 0).result()["reason"] == "app_failed"
+    assert RunRecord(record, 0).result()["reason"] == "app_failed"
     assert json.loads(files.read(f"jobs/{JOB}/runs/0/result") or b"")["reason"] == "app_failed"
 
 

@@ -23,18 +23,18 @@ from typing import Any
 import pytest
 
 from runtime.jobs.hosts import agent
-from runtime.shim.attempt import Attempt
+from runtime.shim.attempt import CommandAttempt
 from runtime.shim.bundle import build_shim, list_shipped
 from runtime.shim.common import NoCapacity
 from runtime.shim.environment import find_environment
 from runtime.shim.files import create_whole, write_patiently, write_whole
 from runtime.shim.gpus import check_gpus
-from runtime.shim.logs import Log, Logs, render_gap
+from runtime.shim.logs import Logs, RankLog, render_gap
 from runtime.shim.main import parse_indices
 from runtime.shim.packed_runs import share_out
-from runtime.shim.processes import Asked, boot_id, is_alive, list_processes
+from runtime.shim.processes import StopRequests, boot_id, is_alive, list_processes
 from runtime.shim.ranks import setup_script
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.shim.resource_usage import DiskUse, mount_points
 from runtime.shim.retry import decide, name_end
 from runtime.snapshots.snapshot import make_snapshot
@@ -1767,7 +1767,7 @@ def test_log_of_each_rank_has_the_limit_for_itself(job: MakeJob, tmp_path: Path)
 def test_bytes_that_the_disk_refuses_are_counted_where_they_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log(str(tmp_path / "log"), 65_536)
+    log = RankLog(str(tmp_path / "log"), 65_536)
     log.add(b"one\n")
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", refuse)
@@ -1983,11 +1983,11 @@ def test_shim_killed_while_it_noted_an_end_disturbs_no_later_one(job: MakeJob) -
 
 
 def test_shim_leaves_nothing_running_when_it_fails_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Attempt) -> None:
+    def fail(_: CommandAttempt) -> None:
         raise OSError(errno.ESTALE, "stale file handle")
 
     made = make_job(tmp_path, sys.executable, "sleep 600")
-    monkeypatch.setattr(Attempt, "_watch", fail)
+    monkeypatch.setattr(CommandAttempt, "_watch", fail)
     attempt = begin_attempt(made)
 
     with pytest.raises(OSError, match="stale"):
@@ -2019,7 +2019,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
     attempt = begin_attempt(made)
     when_stopped: list[int] = []
 
-    class Stopping(Asked):
+    class Stopping(StopRequests):
         why = "SIGTERM"
 
         @property
@@ -2035,12 +2035,12 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
     assert int(beat.read_text()) > when_stopped[0] > 0
 
 
-def begin_attempt(made: ShimJob) -> Attempt:
+def begin_attempt(made: ShimJob) -> CommandAttempt:
     """Run the first attempt of a job in this process."""
     made.write()
-    run, scratch = Run(FolderRecord(str(made.folder)), 0), made.root / "scratch"
+    run, scratch = RunRecord(FolderRecord(str(made.folder)), 0), made.root / "scratch"
     scratch.mkdir()
-    return Attempt(made.order, run, run.claim("test"), str(scratch), make_asked(), {})
+    return CommandAttempt(made.order, run, run.claim("test"), str(scratch), make_asked(), {})
 
 
 def test_result_waits_for_a_disk_that_is_full(

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from runtime.shim.artifacts import Artifacts, NoArtifact, clear_superseded
+from runtime.shim.artifacts import AttemptArtifacts, NoArtifact, clear_superseded
 from runtime.shim.common import SetupFailed
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.snapshots.snapshot import make_snapshot
 from runtime.tasks.artifacts import Version
 from tests.fakes.gcs import GcsServer
@@ -252,14 +252,14 @@ class Captured:
 
     def __init__(self, root: Path, number: int, **named: Any) -> None:
         self.root = root
-        self.run = Run(FolderRecord(str(root / "jobs" / JOB)), 0)
+        self.run = RunRecord(FolderRecord(str(root / "jobs" / JOB)), 0)
         (root / "jobs" / JOB / "runs/0" / f"a{number:04d}").mkdir(parents=True, exist_ok=True)
         scratch = root / f"scratch-{number}"
         self.tree = scratch / "tree"
         self.tree.mkdir(parents=True)
         order = {"artifacts": {"capture": {"model": "out"}, **named}}
         self.order = order
-        self.artifacts = Artifacts(order, self.run, number, str(self.tree), str(scratch))
+        self.artifacts = AttemptArtifacts(order, self.run, number, str(self.tree), str(scratch))
         self.artifacts.restore(lambda: False)
 
     def write(self, **files: str) -> None:
@@ -364,7 +364,7 @@ def test_place_out_of_the_tree_is_refused_and_nothing_there_is_touched(tmp_path:
     captured = Captured(tmp_path, 1)
     for name in ("here", "artifacts"):
         (captured.tree / name).symlink_to(tmp_path / "elsewhere")
-    made = Artifacts({"artifacts": named}, captured.run, 1, str(captured.tree), str(tmp_path / "scratch-1"))
+    made = AttemptArtifacts({"artifacts": named}, captured.run, 1, str(captured.tree), str(tmp_path / "scratch-1"))
 
     with pytest.raises(NoArtifact) as refused:
         made.restore(lambda: False)

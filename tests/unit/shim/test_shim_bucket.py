@@ -29,10 +29,10 @@ from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.shim import bucket_record
 from runtime.shim.bucket import Bucket
 from runtime.shim.bucket_record import BucketRecord, Carrier, Checkpoints
-from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
-from runtime.shim.common import Stopped
+from runtime.shim.cloud import Amazon, BucketDenied, BucketUnreachable, Google
+from runtime.shim.common import TransferStopped
 from runtime.shim.file_manifest import status_of
-from runtime.shim.record import Run
+from runtime.shim.record import RunRecord
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
@@ -49,9 +49,9 @@ open("kept", "w").write("x")
 """
 
 
-def begin_run(record: BucketRecord, folder: Path, attempts: int = 1) -> Run:
+def begin_run(record: BucketRecord, folder: Path, attempts: int = 1) -> RunRecord:
     """A run of so many attempts, whose files are in this folder."""
-    run = Run(record, 0)
+    run = RunRecord(record, 0)
     run.folder = str(folder)
     for number in range(1, attempts + 1):
         record.begin(run.attempt_name(number), "{}")
@@ -423,7 +423,7 @@ def test_upload_that_is_not_wanted_any_more_is_given_up(
     (tmp_path / "large").write_bytes(bytes(3 << 20))
     looks = iter([False, False, True])
 
-    with pytest.raises(Stopped):
+    with pytest.raises(TransferStopped):
         Bucket(URL).upload("a/large", str(tmp_path / "large"), 0.0, lambda: next(looks))
 
     assert not server.uploads
@@ -482,7 +482,7 @@ def test_outputs_of_the_patterns_are_in_the_bucket_while_the_command_runs_and_al
 
 def test_output_that_has_not_changed_is_sent_once(server: GcsServer, tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / JOB
-    run = Run(BucketRecord(Bucket(URL), str(folder)), 0)
+    run = RunRecord(BucketRecord(Bucket(URL), str(folder)), 0)
     output = folder / "runs/0/output/a0001"
     output.mkdir(parents=True)
     (output / "old").write_text("old")
@@ -590,7 +590,7 @@ def test_error_in_the_body_of_a_good_answer_is_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("runtime.shim.bucket.PATIENCE_S", 0.1)
     with answering(lambda *_: (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>")) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        with pytest.raises(Unreachable, match="InternalError"):
+        with pytest.raises(BucketUnreachable, match="InternalError"):
             Bucket(URL)._complete("k", "u", b"", 1, 0.1)
 
 
@@ -621,7 +621,7 @@ def test_machine_that_gives_no_credentials_is_given_up_after_a_while(
     monkeypatch.setattr("runtime.shim.bucket.CREDENTIALS_S", 0.1)
     with answering(lambda *_: (200, b'{"Code": "Failed"}')) as url:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
-        with pytest.raises(Denied, match="no credentials"):
+        with pytest.raises(BucketDenied, match="no credentials"):
             Bucket("s3://b/p").get("k")
 
 
@@ -641,7 +641,7 @@ def test_variables_of_the_record_root_count_before_those_of_the_command_and_stay
 def test_key_of_a_service_account_may_be_in_a_variable(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_RECORDS_GOOGLE_SERVICE_ACCOUNT_KEY", '{"type": "external_account"}')
 
-    with pytest.raises(Denied, match="credentials of type external_account in GOOGLE_SERVICE_ACCOUNT_KEY"):
+    with pytest.raises(BucketDenied, match="credentials of type external_account in GOOGLE_SERVICE_ACCOUNT_KEY"):
         Google().credentials()
 
 
@@ -652,7 +652,7 @@ def test_parts_of_a_file_that_cannot_be_sent_are_given_up(
     (tmp_path / "large").write_bytes(bytes(3 << 20))
     server.fail_next("PUT", [Fault.REFUSE_403])
 
-    with pytest.raises(Denied):
+    with pytest.raises(BucketDenied):
         Bucket(URL).upload("a/large", str(tmp_path / "large"))
 
     assert not server.uploads
@@ -754,7 +754,7 @@ def test_listing_that_makes_no_sense_is_no_empty_one(
     with answering(lambda *_: (200, answer)) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
 
-        with pytest.raises(Unreachable):
+        with pytest.raises(BucketUnreachable):
             list(Bucket(URL).pages("runtime/a/", patience=0.0))
 
 
@@ -897,7 +897,7 @@ def test_keys_of_amazon_come_from_variables_a_role_a_container_a_file_or_the_mac
         assert Amazon().credentials() == ("F", "S", None)
 
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/container")
-        with pytest.raises(Denied):
+        with pytest.raises(BucketDenied):
             Amazon().credentials()
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "pass")
         assert Amazon().credentials() == ("C", "S", "T")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runtime.client.values import Stored, parse_stored
+from runtime.client.values import StoredValue, parse_stored
 from runtime.shim import call
 from runtime.shim.call import encode_failure, encode_value, is_json
 from tests.shim_support import find_pythons
@@ -91,7 +91,7 @@ class Place:
     folder: Path
     python: str
 
-    def call(self, function: str, *args: Any, code: int = 0, rank: int = 0, **request: Any) -> Stored | None:
+    def call(self, function: str, *args: Any, code: int = 0, rank: int = 0, **request: Any) -> StoredValue | None:
         """Make a call as the shim does; returns what it left. `said` keeps its standard error."""
         attempt = self.folder / "attempt"
         attempt.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.snapshots.snapshot import make_snapshot
 from tests.fakes.gcs import GcsServer
 from tests.shim_support import JOB, ShimJob, make_job, processes_with, wait_for
@@ -125,7 +125,7 @@ def test_start_note_of_an_attempt_has_the_number_of_its_tree(job: MakeJob, tmp_p
     send(made, 4, tmp_path, "fourth")
     wait_for_ends(made, "succeeded.0", "succeeded.0")
     give_back(made, started)
-    run = Run(FolderRecord(str(made.folder)), 0)
+    run = RunRecord(FolderRecord(str(made.folder)), 0)
     assert [(run.started(each) or {})["tree"] for each in (1, 2)] == [0, 4]
 
 
@@ -208,7 +208,7 @@ def test_counter_that_stands_still_gives_the_machine_back(job: MakeJob) -> None:
     made.constants["SILENT_S"] = 0.5
     assert made.run() == 0
     assert made.results() == {0: ("succeeded", 0, 1)}
-    result = json.loads(Run(FolderRecord(str(made.folder)), 0).record.read(f"{RUN}/result") or "")
+    result = json.loads(RunRecord(FolderRecord(str(made.folder)), 0).record.read(f"{RUN}/result") or "")
     assert "no sign of life" in result["message"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.shim.bucket import Bucket
 from runtime.shim.bucket_record import BucketRecord, Checkpoints
-from runtime.shim.record import Run
+from runtime.shim.record import RunRecord
 from tests.fakes.gcs import GcsServer
 
 URL = "gs://lab/runtime"
@@ -21,7 +21,7 @@ class Machine:
     def __init__(self, root: Path, node: int, attempt: int) -> None:
         own = root / f"{node}-{attempt}"
         self.record = BucketRecord(Bucket(URL), str(own / "jobs" / "j-1"))
-        run = Run(self.record, 0)
+        run = RunRecord(self.record, 0)
         run.folder, run.node = str(own), node
         if not self.record.begun(run.attempt_name(attempt)):
             self.record.begin(run.attempt_name(attempt), "{}")

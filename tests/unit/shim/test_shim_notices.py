@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shim.notices import Notice, time_for_checkpoint
+from runtime.shim.notices import CloudNotice, time_for_checkpoint
 from runtime.shim.run_loop import attempt_once
 from runtime.testing.metadata import MetadataServer
 from tests.shim_support import ShimJob, find_pythons, make_asked, make_job, wait_for
@@ -298,7 +298,7 @@ def test_notice_ends_every_packed_run_and_begins_no_other(job: MakeJob, notice: 
 
 def test_attempt_that_a_notice_stops_while_it_is_prepared_is_preempted(tmp_path: Path) -> None:
     asked = make_asked()
-    asked.hear(Notice("gce", "it goes"))
+    asked.hear(CloudNotice("gce", "it goes"))
     run = SimpleNamespace(record=SimpleNamespace(before=lambda *_: False))
 
     end = attempt_once({}, run, 1, str(tmp_path / "scratch"), asked, {}, None)
@@ -413,7 +413,7 @@ def test_time_for_a_checkpoint_is_the_lead_or_what_the_machine_leaves(
 
 def test_command_has_its_grace_period_or_until_shortly_before_the_machine_ends() -> None:
     now = time.time()
-    unknown, known = Notice("file", "noon"), Notice("gce", "soon", now + 30)
+    unknown, known = CloudNotice("file", "noon"), CloudNotice("gce", "soon", now + 30)
 
     assert unknown.end_by(120) == unknown.at + 120
     assert known.end_by(120) == now + 25

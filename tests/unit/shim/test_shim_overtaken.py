@@ -15,7 +15,7 @@ import pytest
 
 from runtime.shim import run_loop
 from runtime.shim.files import fold
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from tests.fakes.gcs import GcsServer
 from tests.shim_support import JOB, ShimJob, make_job, processes_with, wait_for
 from tests.unit.shim.test_shim_bucket import BucketJob, maker
@@ -123,25 +123,25 @@ def test_shim_that_stood_still_while_others_went_on_with_the_run_leaves_it_to_th
     made = make_job(tmp_path / "lab", sys.executable, "true").write()
     begun: list[int] = []
 
-    def claim_late(run: Run, *given: Any) -> int:
+    def claim_late(run: RunRecord, *given: Any) -> int:
         number = claim(run, *given)
         if when == "before its command":
             put(made, f"runs/0/a{number + 1:04d}/start.json")
         return number
 
-    def attempt(order: Any, run: Run, number: int, *_: Any) -> Any:
+    def attempt(order: Any, run: RunRecord, number: int, *_: Any) -> Any:
         begun.append(number)
         return "app_failed", 1, {}
 
-    def end_late(run: Run, *given: Any) -> None:
+    def end_late(run: RunRecord, *given: Any) -> None:
         end(run, *given)
         if when == "after it":
             put(made, "runs/0/result", '{"reason": "succeeded", "code": 0, "attempt": 2}')
             fold(str(made.folder))
 
-    claim, end = Run.claim, Run.end
-    monkeypatch.setattr(Run, "claim", claim_late)
-    monkeypatch.setattr(Run, "end", end_late)
+    claim, end = RunRecord.claim, RunRecord.end
+    monkeypatch.setattr(RunRecord, "claim", claim_late)
+    monkeypatch.setattr(RunRecord, "end", end_late)
     monkeypatch.setattr(run_loop, "attempt_once", attempt)
     options = SimpleNamespace(native="41", scratch=str(tmp_path), part=None)
 

@@ -19,12 +19,12 @@ import pytest
 
 from runtime.shim import files, processes, run_loop
 from runtime.shim import record as record_module
-from runtime.shim.common import HOST, Refused, SetupFailed, Taken
+from runtime.shim.common import HOST, AlreadyClaimed, OrderRefused, SetupFailed
 from runtime.shim.gpus import take_gpus
 from runtime.shim.main import follow
-from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
+from runtime.shim.processes import ChildProcess, boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.ranks import Ranks
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_asked, make_job, wait_for
 from tests.unit.shim.test_folding import fill
@@ -42,7 +42,7 @@ class Behind(FolderRecord):
 
 def test_attempt_whose_number_another_shim_has_just_taken_gets_the_next_one(tmp_path: Path) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    first, second = Run(FolderRecord(str(made.folder)), 0), Run(Behind(str(made.folder)), 0)
+    first, second = RunRecord(FolderRecord(str(made.folder)), 0), RunRecord(Behind(str(made.folder)), 0)
 
     assert (first.claim("one"), second.claim("two"), second.claim("three")) == (1, 2, 3)
 
@@ -52,7 +52,7 @@ def test_attempt_whose_number_another_shim_has_just_taken_gets_the_next_one(tmp_
 def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_POD_FAILURES", "1")
     made = make_job(tmp_path, sys.executable, "true")
-    run = Run(FolderRecord(str(made.folder)), 0)
+    run = RunRecord(FolderRecord(str(made.folder)), 0)
     for number, text in ((1, '{"nat'), (2, "")):
         note = made.folder / f"runs/0/a{number:04d}/start.json"
         note.parent.mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path, mo
 
 def test_result_that_stands_is_returned_and_announced_whatever_comes_later(tmp_path: Path) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    first, second = Run(FolderRecord(str(made.folder)), 0), Run(FolderRecord(str(made.folder)), 0)
+    first, second = RunRecord(FolderRecord(str(made.folder)), 0), RunRecord(FolderRecord(str(made.folder)), 0)
     stands = first.commit("app_failed", 3, 1, {"message": "no"})
     (done,) = (made.root / "done").iterdir()
     done.unlink()
@@ -82,12 +82,12 @@ def test_end_of_a_job_that_was_begun_anew_meanwhile_is_not_announced(
     tmp_path: Path, anew: tuple[str, int, int] | None
 ) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    run = Run(FolderRecord(str(made.folder)), 0)
+    run = RunRecord(FolderRecord(str(made.folder)), 0)
     result = run.commit("app_failed", 3, 1, {})
     (made.folder / "runs/0/result").unlink()
     next((made.root / "done").iterdir()).unlink()
     if anew:
-        Run(FolderRecord(str(made.folder)), 0).commit(*anew, {})
+        RunRecord(FolderRecord(str(made.folder)), 0).commit(*anew, {})
 
     run.announce(result)
 
@@ -108,7 +108,7 @@ def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
 
     files.create_whole(str(tmp_path / "result"), "mine")
 
-    with pytest.raises(Taken):
+    with pytest.raises(AlreadyClaimed):
         files.create_whole(str(tmp_path / "result"), "another's")
     assert [path.name for path in tmp_path.iterdir()] == ["result"]
     assert (tmp_path / "result").read_text() == "mine"
@@ -116,7 +116,7 @@ def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
 
 def test_cancel_mark_of_one_run_cancels_no_other(tmp_path: Path) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    runs = [Run(FolderRecord(str(made.folder)), index) for index in (0, 1)]
+    runs = [RunRecord(FolderRecord(str(made.folder)), index) for index in (0, 1)]
     before = [run.cancelled() for run in runs]
     (made.folder / "cancel.1").touch()
     one = [run.cancelled() for run in runs]
@@ -144,7 +144,7 @@ def test_record_whose_folder_is_away_is_not_taken_for_an_empty_one(
     folder = tmp_path / "jobs" / "j"
     folder.mkdir(parents=True)
     record = FolderRecord(str(folder))
-    run = Run(record, 0)
+    run = RunRecord(record, 0)
     result = {"reason": "succeeded", "code": 0, "attempt": 1}
     record.create("runs/0/result", json.dumps(result))
     folder.rename(tmp_path / "aside")
@@ -188,7 +188,7 @@ def test_attempt_waits_for_a_disk_that_is_full(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("runtime.shim.files.WRITE_AGAIN_S", 0.0)
     folder = tmp_path / "jobs" / "j"
     folder.mkdir(parents=True)
-    run, failures = Run(FolderRecord(str(folder)), 0), [1, 1]
+    run, failures = RunRecord(FolderRecord(str(folder)), 0), [1, 1]
     place, name = (os, "mkdir") if refused == "mkdir" else (record_module, "write_whole")
     real = getattr(place, name)
 
@@ -256,7 +256,7 @@ def test_lock_that_another_takes_at_the_same_moment_is_the_others(
 
 def test_group_of_processes_is_alive_while_any_of_it_runs(tmp_path: Path) -> None:
     said = tmp_path / "pid"
-    leader = Child(["sh", "-c", f"sleep 600 & echo $! > {said}"], start_new_session=True)
+    leader = ChildProcess(["sh", "-c", f"sleep 600 & echo $! > {said}"], start_new_session=True)
     noted = {"boot": boot_id(), "pid": leader.pid, "start": started_at(leader.pid)}
     leader.wait()
     left = int(said.read_text())
@@ -270,7 +270,7 @@ def test_group_of_processes_is_alive_while_any_of_it_runs(tmp_path: Path) -> Non
 
 
 def test_process_is_alive_only_if_it_is_the_one_that_was_noted() -> None:
-    child = Child(["sleep", "600"], start_new_session=True)
+    child = ChildProcess(["sleep", "600"], start_new_session=True)
     noted = {"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)}
     try:
         assert is_alive(noted)
@@ -389,7 +389,7 @@ def test_only_attempts_of_this_machine_whose_shim_is_dead_are_cleared(
         groups = [{"boot": start["boot"], "pid": group, "start": started_at(group)}]
         (folder / "processes.json").write_text(json.dumps(groups))
 
-    Run(FolderRecord(str(made.folder)), 0).clear()
+    RunRecord(FolderRecord(str(made.folder)), 0).clear()
 
     wait_for(lambda: not is_running(left[4]), "the end of the last attempt's group")
     assert [is_running(left[number]) for number in (1, 2, 3)] == [True] * 3
@@ -438,7 +438,7 @@ def test_rank_that_cannot_be_prepared_leaves_the_reason_to_the_shim_that_watches
 def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(Refused):
+    with pytest.raises(OrderRefused):
         run_loop.rank_number()
 
     found = []
@@ -451,11 +451,11 @@ def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pyte
 
 def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp_path: Path) -> None:
     class Stopping(FolderRecord):
-        def before(self, run: Run, attempt: int, asked: Any) -> bool:
+        def before(self, run: RunRecord, attempt: int, asked: Any) -> bool:
             return False
 
     made = make_job(tmp_path, sys.executable, "echo never")
-    run, scratch = Run(Stopping(str(made.folder)), 0), tmp_path / "scratch"
+    run, scratch = RunRecord(Stopping(str(made.folder)), 0), tmp_path / "scratch"
     dropped: list[bool] = []
     gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
     asked = make_asked(stop=True, why="SIGTERM")
@@ -494,7 +494,7 @@ def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: list[str], pause: float
 ) -> None:
     made = make_job(tmp_path, sys.executable, "true", retries="requeue", requeue=requeue)
-    run, options = Run(FolderRecord(str(made.folder)), 0), SimpleNamespace(native="7", member=None)
+    run, options = RunRecord(FolderRecord(str(made.folder)), 0), SimpleNamespace(native="7", member=None)
     waited: list[float] = []
 
     def wait(seconds: float, asked: Any, *_: object) -> bool:

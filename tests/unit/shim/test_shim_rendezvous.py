@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from runtime.shim.main import parse_place
-from runtime.shim.rendezvous import Leader, Signs, own_address
+from runtime.shim.rendezvous import Leader, NodeHeartbeat, own_address
 from runtime.shim.retry import decide
 from runtime.testing.metadata import MetadataServer
 from tests.fakes.gcs import GcsServer
@@ -444,7 +444,7 @@ def test_command_that_is_not_there_on_any_node_ends_the_run(make: MakeGang) -> N
 def test_output_of_another_node_counts_as_output_of_the_run() -> None:
     run = SimpleNamespace(record=None, node=0, attempt_name=lambda number: f"runs/0/a{number:04d}")
     leader = Leader({"nodes": 2, "meet": {"start_s": 1}}, run, 1)
-    leader.signs[1] = Signs()
+    leader.signs[1] = NodeHeartbeat()
     printed = []
     for beat in ("1 100", "2 100", "3 250"):
         leader.signs[1].see(beat)
@@ -510,7 +510,7 @@ def test_address_is_what_the_backend_says_or_one_of_this_machine(monkeypatch: py
 def test_signs_of_a_counter_that_moves_are_never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    signs = Signs()
+    signs = NodeHeartbeat()
     for beat in range(5):
         signs.see(str(beat))
         now[0] += 50

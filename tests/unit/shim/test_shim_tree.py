@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.shim.tree import Below, NameRefused, restore, shared_tree
+from runtime.shim.tree import GuardedFolder, UnsafeName, restore, shared_tree
 from runtime.snapshots.snapshot import make_snapshot
 
 
@@ -53,21 +53,21 @@ def test_name_that_the_file_system_refuses_is_named(
     def refuse(*_: object, **__: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    with Below(str(tmp_path)) as below, monkeypatch.context() as strict:
+    with GuardedFolder(str(tmp_path)) as below, monkeypatch.context() as strict:
         strict.setattr(os, "open", refuse)
-        with pytest.raises(NameRefused, match=f"'name' is refused by the file system: {os.strerror(number)}"):
+        with pytest.raises(UnsafeName, match=f"'name' is refused by the file system: {os.strerror(number)}"):
             below.create("name")
 
 
 def test_link_to_a_target_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
-    with Below(str(tmp_path)) as below, pytest.raises(NameRefused, match="'name' is refused by the file system"):
+    with GuardedFolder(str(tmp_path)) as below, pytest.raises(UnsafeName, match="'name' is refused by the file system"):
         below.link("name", "a\0b")
 
 
 def test_file_under_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with Below(str(tmp_path)) as below:
+    with GuardedFolder(str(tmp_path)) as below:
         below.make("name")
-        with pytest.raises(NameRefused, match="'name' is the name of a folder here"):
+        with pytest.raises(UnsafeName, match="'name' is the name of a folder here"):
             below.create("name")
 
 
@@ -77,7 +77,7 @@ def test_disk_without_room_for_a_folder_is_no_fault_of_its_name(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with Below(str(tmp_path)) as below, monkeypatch.context() as full:
+    with GuardedFolder(str(tmp_path)) as below, monkeypatch.context() as full:
         full.setattr(os, "mkdir", refuse)
         with pytest.raises(OSError, match="No space left"):
             below.create("folder/name")

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.errors import NotPossible
 from runtime.launchers.ray.client import RayJobs, RayUnavailable
-from runtime.launchers.ray.settings import Place
+from runtime.launchers.ray.settings import RayTarget
 from runtime.stack import port_forward
 from runtime.stack.iap_ssh import HeadWay
 from runtime.stack.port_forward import TunnelFailed, open_forward
@@ -73,7 +73,7 @@ def test_forward_that_ssh_refuses_says_its_last_line(programs: Path) -> None:
 
     assert failed.value.said == "Permission denied (publickey)."
     assert failed.value.facts == ("through IAP, to project `p` in z",)
-    jobs = RayJobs(Place(target="t", root="gs://b", python="python3", address=None, tunnel=WAY))
+    jobs = RayJobs(RayTarget(target="t", root="gs://b", python="python3", address=None, tunnel=WAY))
     with pytest.raises(RayUnavailable, match=r"no way to head `h`: Permission denied \(publickey\)\."):
         jobs.list()
 

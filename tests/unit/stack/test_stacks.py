@@ -22,7 +22,7 @@ from runtime.outputs import (
     HiddenValue,
     MissingOutput,
     OtherQueueOutput,
-    Published,
+    PublishedCopy,
     PubSubQueueOutput,
     RecordsOutput,
     StackOutputs,
@@ -349,7 +349,7 @@ def test_location_of_an_unknown_scheme_is_refused(settings: Settings, source: st
 
 def write_published(path: Path, outputs: StackOutputs = DEV) -> str:
     fields = outputs_fields(outputs)
-    said = Published(digest=contract_digest(fields), at=datetime.now(UTC) - timedelta(hours=3), commit="c" * 40)
+    said = PublishedCopy(digest=contract_digest(fields), at=datetime.now(UTC) - timedelta(hours=3), commit="c" * 40)
     path.write_text(json.dumps(published_fields(fields, said)))
     return str(path)
 
@@ -443,7 +443,7 @@ def test_hidden_value_is_an_error_and_never_passed_over(settings: Settings, pulu
 def test_what_the_cache_keeps_is_the_contract_as_it_was_read(settings: Settings, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     fields = {**outputs_fields(DEV), "novel": {"x": 1}}
-    said = Published(digest=contract_digest(fields), at=datetime.now(UTC))
+    said = PublishedCopy(digest=contract_digest(fields), at=datetime.now(UTC))
     path.write_text(json.dumps(published_fields(fields, said)))
     found = pull_stack(str(path), settings=settings)
     path.unlink()

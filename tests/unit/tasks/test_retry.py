@@ -9,7 +9,15 @@ import pytest
 
 from runtime.end_reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote
-from runtime.tasks.retry_policy import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
+from runtime.tasks.retry_policy import (
+    CRASHES_TO_BURY,
+    PREEMPTION_BUDGET,
+    PROVEN_AFTER,
+    GiveUp,
+    RetryAt,
+    backoff,
+    decide,
+)
 from runtime.testing import sample_task
 from runtime.values import replace
 
@@ -43,17 +51,17 @@ def note(
     )
 
 
-def decided(*notes: EndedNote, max_failures: int = 3) -> Again | GiveUp:
+def decided(*notes: EndedNote, max_failures: int = 3) -> RetryAt | GiveUp:
     return decide(sample_task(max_failures=max_failures), notes, now=NOW, jitter=lambda: 0.5)
 
 
 def test_decide_first_failure_is_tried_again_after_a_second() -> None:
-    assert decided(note(EndReason.APP_FAILED)) == Again(NOW + timedelta(seconds=1), False, Budget.FAILURES, 1)
+    assert decided(note(EndReason.APP_FAILED)) == RetryAt(NOW + timedelta(seconds=1), False, Budget.FAILURES, 1)
 
 
 def test_decide_delay_doubles_with_each_failure_in_a_row() -> None:
     second = decided(note(EndReason.APP_FAILED), note(EndReason.OOM))
-    assert isinstance(second, Again)
+    assert isinstance(second, RetryAt)
     assert second.not_before == NOW + timedelta(seconds=2)
 
 
@@ -67,15 +75,15 @@ def test_decide_first_failure_is_the_last_where_none_is_to_be_retried(max_failur
     assert decided(note(EndReason.APP_FAILED), max_failures=max_failures) == GiveUp(
         EndReason.APP_FAILED, "ended as app_failed"
     )
-    assert isinstance(decided(note(EndReason.PREEMPTED), max_failures=max_failures), Again)
+    assert isinstance(decided(note(EndReason.PREEMPTED), max_failures=max_failures), RetryAt)
 
 
 def test_decide_preemptions_spend_no_failure_and_the_first_costs_no_wait() -> None:
-    assert decided(note(EndReason.APP_FAILED), note(EndReason.PREEMPTED), max_failures=2) == Again(
+    assert decided(note(EndReason.APP_FAILED), note(EndReason.PREEMPTED), max_failures=2) == RetryAt(
         NOW, False, Budget.PREEMPTIONS, 1
     )
     again = decided(note(EndReason.PREEMPTED), note(EndReason.APP_FAILED), max_failures=2)
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.spent == 1
 
 
@@ -98,13 +106,13 @@ def test_decide_preemptions_in_a_row_that_proved_nothing_wait_longer_each_time(
     reason: EndReason, ended: list[timedelta | None], wait_s: int
 ) -> None:
     again = decided(*(note(reason, ran=ran) for ran in ended))
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.not_before == NOW + timedelta(seconds=wait_s)
 
 
 def test_decide_preemption_after_a_failure_begins_a_row_of_its_own() -> None:
     again = decided(note(EndReason.PREEMPTED), note(EndReason.APP_FAILED), note(EndReason.PREEMPTED))
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.not_before == NOW
 
 
@@ -121,7 +129,7 @@ def lost(*, alone: bool = True, on: str = "a", evidence: str | None = None, ran:
 
 def test_decide_first_loss_suspects_nobody() -> None:
     again = decided(lost())
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert not again.alone
 
 
@@ -141,38 +149,38 @@ def test_decide_task_is_suspected_after_two_losses_that_were_no_machines(
     losses: list[EndedNote], suspect: bool
 ) -> None:
     again = decided(*losses)
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.alone is suspect
 
 
 def test_decide_loss_after_ten_minutes_or_with_progress_is_no_suspicion() -> None:
     for proven in (note(EndReason.LOST, ran=LATE), note(EndReason.LOST, progressed=True)):
         again = decided(proven, proven)
-        assert isinstance(again, Again)
+        assert isinstance(again, RetryAt)
         assert (again.alone, again.spent) == (False, 0)
 
 
 def test_decide_loss_that_was_noticed_late_may_have_been_early() -> None:
     late = replace(note(EndReason.LOST, ran=LATE, alone=True), unseen=True)
     again = decided(late, late)
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert (again.alone, again.spent) == (True, 2)
     assert (late.ran_for, replace(late, unseen=False).ran_for) == (None, LATE)
 
 
 def test_decide_losses_on_one_host_never_bury_whatever_their_number() -> None:
-    assert isinstance(decided(*[lost()] * (PREEMPTION_BUDGET - 1)), Again)
+    assert isinstance(decided(*[lost()] * (PREEMPTION_BUDGET - 1)), RetryAt)
 
 
 @pytest.mark.parametrize("machines", [("pod-1/x", "pod-2/x", "pod-3/x"), ("a/1", "a/2", "a/3")], ids=["pods", "boots"])
 def test_decide_containers_of_one_machine_and_boots_of_one_host_are_one_host(machines: tuple[str, ...]) -> None:
     losses = [lost(on=machine) for machine in machines] * 10
-    assert isinstance(decided(*losses), Again)
+    assert isinstance(decided(*losses), RetryAt)
 
 
 def test_decide_suspect_lost_on_three_hosts_is_buried_and_the_message_says_what_is_known() -> None:
     losses = [lost(on=host) for host in "abcde"]
-    assert isinstance(decided(*losses[:-1]), Again)
+    assert isinstance(decided(*losses[:-1]), RetryAt)
     buried = decided(*losses)
     assert buried == GiveUp(
         EndReason.LOST,
@@ -182,12 +190,12 @@ def test_decide_suspect_lost_on_three_hosts_is_buried_and_the_message_says_what_
 
 
 def test_decide_losses_whose_notes_name_no_machine_bury_nobody() -> None:
-    assert isinstance(decided(*[note(EndReason.LOST, alone=True)] * 9), Again)
+    assert isinstance(decided(*[note(EndReason.LOST, alone=True)] * 9), RetryAt)
 
 
 def test_decide_three_deaths_of_the_starter_under_a_living_worker_bury() -> None:
     deaths = [lost(evidence=name) for name in ("its guardian", "its guardian", "the process that starts attempts")]
-    assert isinstance(decided(*deaths[1:]), Again)
+    assert isinstance(decided(*deaths[1:]), RetryAt)
     assert decided(*deaths) == GiveUp(
         EndReason.LOST,
         "the process that starts attempts died under it 3 times while the worker lived, with no other suspect there, "
@@ -198,32 +206,32 @@ def test_decide_three_deaths_of_the_starter_under_a_living_worker_bury() -> None
 def test_decide_deaths_of_the_starter_beside_other_suspects_bury_nobody() -> None:
     beside = [lost(alone=False, evidence="the process that starts attempts")] * 20
     alone = [lost(evidence="the process that starts attempts")] * (CRASHES_TO_BURY - 1)
-    assert isinstance(decided(*beside, *alone), Again)
+    assert isinstance(decided(*beside, *alone), RetryAt)
 
 
 def test_decide_suspect_whose_workers_vanish_on_one_host_runs_fenced() -> None:
     for losses in ([lost()] * 3, [*[lost()] * 3, lost(on="b")]):
         fenced = decided(*losses)
-        assert isinstance(fenced, Again)
+        assert isinstance(fenced, RetryAt)
         assert fenced.fenced
     for losses in ([lost()] * 2, [lost(on=host) for host in "abc"], [lost(alone=False)] * 9):
         again = decided(*losses)
-        assert isinstance(again, Again)
+        assert isinstance(again, RetryAt)
         assert not again.fenced
 
 
 def test_decide_losses_in_company_never_bury_as_a_crasher() -> None:
-    assert isinstance(decided(*[lost(alone=False, on=str(n)) for n in range(50)]), Again)
+    assert isinstance(decided(*[lost(alone=False, on=str(n)) for n in range(50)]), RetryAt)
 
 
 def test_decide_attempt_that_proved_itself_clears_earlier_crashes() -> None:
     again = decided(*[lost(on=host) for host in "abcd"], lost(ran=LATE), lost(), lost(on="e"))
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.spent == 2
 
 
 def test_decide_a_hundred_preemptions_without_a_chance_give_up() -> None:
-    assert isinstance(decided(*[note(EndReason.PREEMPTED)] * (PREEMPTION_BUDGET - 1)), Again)
+    assert isinstance(decided(*[note(EndReason.PREEMPTED)] * (PREEMPTION_BUDGET - 1)), RetryAt)
     assert isinstance(decided(*[note(EndReason.PREEMPTED)] * PREEMPTION_BUDGET), GiveUp)
 
 
@@ -287,4 +295,4 @@ def test_simulation_short_task_on_one_slot_workers_of_one_host_that_are_killed_o
     notes: list[EndedNote] = []
     for _ in range(20):
         notes.append(lost(ran=timedelta(seconds=15)))
-        assert isinstance(decide(sample_task(), notes, now=NOW), Again)
+        assert isinstance(decide(sample_task(), notes, now=NOW), RetryAt)

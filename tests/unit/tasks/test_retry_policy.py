@@ -10,9 +10,9 @@ from runtime.end_reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote, History, InvalidMessage, Lease, Release
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import (
-    Again,
     Drop,
     GiveUp,
+    RetryAt,
     Settle,
     TryAgain,
     counts_against_worker,
@@ -92,7 +92,7 @@ def test_end_that_leaves_budget_releases_the_task_with_its_note_and_the_time_of_
     verdict = judged(note)
 
     later = NOW + timedelta(seconds=1)
-    assert verdict == TryAgain(Release(LEASE, later, note, False), Again(later, False, Budget.FAILURES, 1))
+    assert verdict == TryAgain(Release(LEASE, later, note, False), RetryAt(later, False, Budget.FAILURES, 1))
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_end_that_is_final_is_recorded_with_all_that_is_known(
 
 
 def test_task_without_a_past_may_run_at_once() -> None:
-    assert judge_history(sample_task(), History(), now=NOW) == Again(NOW, False, Budget.NONE, 0)
+    assert judge_history(sample_task(), History(), now=NOW) == RetryAt(NOW, False, Budget.NONE, 0)
 
 
 def test_task_that_failed_before_may_run_at_once_since_its_release_has_waited() -> None:
     past = History(ended=(ended(EndReason.APP_FAILED, at=PAST),))
 
-    assert judge_history(sample_task(), past, now=NOW) == Again(NOW, False, Budget.FAILURES, 1)
+    assert judge_history(sample_task(), past, now=NOW) == RetryAt(NOW, False, Budget.FAILURES, 1)
 
 
 def test_task_whose_budget_is_spent_is_buried_by_its_past() -> None:
@@ -142,7 +142,7 @@ def test_task_that_was_lost_waits_from_the_note_and_every_worker_computes_the_sa
     found = {judge_history(sample_task(), History(ended=tuple(lost)), now=NOW) for _ in range(5)}
     [again] = found
 
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     # CRC-32 of `b` is 0x71beeff9, so the wait of one second is spread by 0.5 + 0.4443.
     wait = timedelta(seconds=1) * (0.5 + 0x71BEEFF9 / 2**32)
     assert again.not_before == PAST + wait
@@ -155,7 +155,7 @@ def test_loss_by_a_clock_ahead_of_ours_costs_no_wait() -> None:
 
     again = judge_history(sample_task(), History(ended=tuple(lost)), now=NOW)
 
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryAt)
     assert again.not_before == NOW
 
 
@@ -218,7 +218,7 @@ def test_capacity_that_was_missing_is_counted_apart() -> None:
         jitter=lambda: 0.5,
     )
 
-    assert again == Again(NOW + timedelta(seconds=2), False, Budget.CAPACITY, 2)
+    assert again == RetryAt(NOW + timedelta(seconds=2), False, Budget.CAPACITY, 2)
 
 
 def test_budget_of_every_reason_is_as_the_documents_say() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidTask
-from runtime.tasks.artifacts import EVERY, Artifacts, Version, variable_of
+from runtime.tasks.artifacts import EVERY, ArtifactSpec, Version, variable_of
 from runtime.tasks.wire import decode_task, encode_task
 from runtime.testing import sample_task
 
@@ -20,20 +20,20 @@ CODE = {"snapshot": "sha256:0"}
 @pytest.mark.parametrize(
     "artifacts",
     [
-        Artifacts({"model": "out/model", "log": "loss.csv"}),
-        Artifacts({"model": "out"}, timedelta(seconds=5)),
-        Artifacts(reuse={"base": VERSION}),
-        Artifacts({"A.b-c_1": "a b/ü"}, EVERY, {"base": VERSION}),
+        ArtifactSpec({"model": "out/model", "log": "loss.csv"}),
+        ArtifactSpec({"model": "out"}, timedelta(seconds=5)),
+        ArtifactSpec(reuse={"base": VERSION}),
+        ArtifactSpec({"A.b-c_1": "a b/ü"}, EVERY, {"base": VERSION}),
     ],
 )
-def test_artifacts_come_back_from_the_wire(artifacts: Artifacts) -> None:
+def test_artifacts_come_back_from_the_wire(artifacts: ArtifactSpec) -> None:
     task = sample_task("1", artifacts=artifacts, **CODE)
     assert decode_task(encode_task(task)) == task
 
 
 def test_task_without_artifacts_has_no_such_field() -> None:
     assert "artifacts" not in json.loads(encode_task(sample_task("1", **CODE)))
-    assert "artifacts" not in json.loads(encode_task(sample_task("1", artifacts=Artifacts())))
+    assert "artifacts" not in json.loads(encode_task(sample_task("1", artifacts=ArtifactSpec())))
 
 
 @pytest.mark.parametrize(

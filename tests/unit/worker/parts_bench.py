@@ -17,20 +17,20 @@ from runtime.records.memory import MemoryRecords
 from runtime.snapshots.worker_code import CodeIdentity
 from runtime.system import system
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.admission import Preparing
-from runtime.worker.artifact_saver import Captures
+from runtime.worker.admission import Admission
+from runtime.worker.artifact_saver import ArtifactSaver
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.work_trees import Trees
-from runtime.worker.control import Orders
+from runtime.worker.attempts.work_trees import WorkTrees
+from runtime.worker.control import ControlReader
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.leasing import Leasing
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.options import WorkerOptions
-from runtime.worker.pending_settlements import Outbox
+from runtime.worker.pending_settlements import PendingSettlements
 from runtime.worker.slots import Slot
-from runtime.worker.thread_calls import Offload
-from runtime.worker.worker_context import HeldLease, Holdings, Leaving, Services
-from runtime.worker.worker_log import Reporter
+from runtime.worker.thread_calls import ThreadCalls
+from runtime.worker.worker_context import HeldLease, HeldLeases, LeaveDecision, WorkerContext
+from runtime.worker.worker_log import WorkerLog
 
 
 class Parts:
@@ -44,15 +44,15 @@ class Parts:
         self.records = MemoryRecords(clock=clock)
         self.queue = MemoryQueue(self.records, clock=clock)
         self.options = WorkerOptions(**{"look_ahead": 0, **options})
-        say = Reporter(self.log, json_lines=True)
-        self.leaving = Leaving(say)
-        self.offload = Offload(inline=True)
+        say = WorkerLog(self.log, json_lines=True)
+        self.leaving = LeaveDecision(say)
+        self.offload = ThreadCalls(inline=True)
         self.selector = selector or selectors.DefaultSelector()
         count = self.options.slots
         assert isinstance(count, int)
         pool = AttemptPool(selector=self.selector, slots=count)
-        self.holdings = Holdings(self.options.lease, clock)
-        self.services = Services(
+        self.holdings = HeldLeases(self.options.lease, clock)
+        self.services = WorkerContext(
             name="w-1",
             options=self.options,
             machine="m-1",
@@ -68,16 +68,16 @@ class Parts:
             holdings=self.holdings,
             pool=pool,
             scratch=str(folder),
-            trees=Trees(str(folder), pool.discard),
+            trees=WorkTrees(str(folder), pool.discard),
             code=CodeIdentity(folder),
             secrets=None,
             local=True,
         )
-        self.outbox = Outbox(self.services)
-        self.orders = Orders(self.services)
-        self.captures = Captures(self.services, selectors.DefaultSelector())
+        self.outbox = PendingSettlements(self.services)
+        self.orders = ControlReader(self.services)
+        self.captures = ArtifactSaver(self.services, selectors.DefaultSelector())
         self.dispatch = Dispatch(self.services, self.outbox, self.orders, self.captures)
-        self.preparing = Preparing(
+        self.preparing = Admission(
             self.services, self.outbox, self.orders, self.dispatch, self.captures, conclude=lambda _: None
         )
         self.leasing = Leasing(self.services, self.outbox, self.orders, self.dispatch, self.preparing)

@@ -11,14 +11,14 @@ import pytest
 
 from runtime.end_reasons import EndReason
 from runtime.errors import StoreUnavailable
-from runtime.queues.base import Settled
+from runtime.queues.base import SettleAnswer
 from runtime.queues.memory import MemoryQueue
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from runtime.values import replace
-from runtime.worker.attempts.model import Ended
-from runtime.worker.completion import AttemptLogs, Ending
+from runtime.worker.attempts.model import AttemptEnd
+from runtime.worker.completion import AttemptLogs, Completion
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.worker_context import HeldLease
 from tests.services_support import wait_until
@@ -48,7 +48,7 @@ class Ends(Parts):
     def __init__(self, folder: Path, clock: FakeClock, **options: Any) -> None:
         super().__init__(folder, clock, **options)
         self.logs = AttemptLogs(self.services)
-        self.ending = Ending(self.services, self.outbox, self.dispatch, self.preparing, self.logs, self.captures)
+        self.ending = Completion(self.services, self.outbox, self.dispatch, self.preparing, self.logs, self.captures)
         self.metrics = self.services.metrics = Counted()
         self.printed: dict[str, bytes] = {}
         """By token: output that no call has drained."""
@@ -61,7 +61,7 @@ class Ends(Parts):
         return held
 
     def end(self, held: HeldLease, reason: EndReason = EndReason.SUCCEEDED, **facts: Any) -> None:
-        self.ending.conclude(Ended(held.lease.token, 0, reason, BEGAN, BEGAN + 2, **facts), self.now)
+        self.ending.conclude(AttemptEnd(held.lease.token, 0, reason, BEGAN, BEGAN + 2, **facts), self.now)
 
     def fail(self, key: str, reason: EndReason = EndReason.APP_FAILED, **fields: Any) -> None:
         self.end(self.hold(key, **fields), reason)
@@ -80,7 +80,7 @@ class Ends(Parts):
     def succeed(self) -> None:
         """Have an attempt succeed and its record committed."""
         self.end(self.hold("good"))
-        self.outbox.count(self.outbox.settlements, Settled())
+        self.outbox.count(self.outbox.settlements, SettleAnswer())
         self.outbox.settlements.clear()
 
 
@@ -98,7 +98,7 @@ class Places(Ends):
         self.dispatch.ready.append(waiting)
         held = self.holdings.take(Lease(sample_task("1"), "t", alone=alone), self.now, self.now)
         held.sent, held.stop_reason = True, stop_reason
-        self.ending.conclude(Ended("t", 0, EndReason.PREEMPTED, self.now, self.now, not_started=True), self.now)
+        self.ending.conclude(AttemptEnd("t", 0, EndReason.PREEMPTED, self.now, self.now, not_started=True), self.now)
         assert not held.sent
         found = {
             "given back": held.lease in [release.lease for release in self.outbox.releases],
@@ -130,7 +130,7 @@ def test_task_whose_attempt_never_began_runs_next_unless_it_is_not_to_run_here(
 def test_end_of_an_attempt_that_is_not_held_changes_nothing(tmp_path: Path, clock: FakeClock) -> None:
     places = Places(tmp_path, clock)
 
-    places.ending.conclude(Ended("unknown", 0, EndReason.PREEMPTED, 0.0, 0.0, not_started=True), 0.0)
+    places.ending.conclude(AttemptEnd("unknown", 0, EndReason.PREEMPTED, 0.0, 0.0, not_started=True), 0.0)
 
     assert not places.outbox.pending
     assert not places.dispatch.ready

@@ -13,7 +13,7 @@ from runtime.tasks.history import Lease
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.options import WorkerOptions
-from runtime.worker.worker_context import HeldLease, Holdings
+from runtime.worker.worker_context import HeldLease, HeldLeases
 
 
 class Line:
@@ -29,7 +29,7 @@ class Line:
         services: Any = SimpleNamespace(
             pool=SimpleNamespace(slots=pool_slots),
             slots=places,
-            holdings=Holdings(timedelta(seconds=30), FakeClock()),
+            holdings=HeldLeases(timedelta(seconds=30), FakeClock()),
             options=WorkerOptions(slots=slots, reuse_process=reuse, look_ahead=16),
             queue=SimpleNamespace(traits=SimpleNamespace(tracks_holders=True)),
             records=MemoryRecords(),

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from runtime.worker.attempts import fork_server, wire
-from runtime.worker.attempts.child import Child
+from runtime.worker.attempts.child import ChildServer
 from runtime.worker.attempts.fork_server import Guardian
-from runtime.worker.attempts.processes import Process
+from runtime.worker.attempts.processes import ProcessRow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
@@ -34,7 +34,7 @@ class Bench:
         self.stopped: list[int] = []
         self.dead: list[tuple[int, int]] = []
         """Pid and status of children that have died."""
-        self.table: dict[int, Process] = {}
+        self.table: dict[int, ProcessRow] = {}
         self.add(60, ME)
         self.add(61, ME)
         self.worker, theirs = socket.socketpair()
@@ -49,7 +49,7 @@ class Bench:
         monkeypatch.setattr(fork_server.os, "wait4", self.wait)
 
     def add(self, pid: int, ppid: int, state: str = "S", *, session: int = 0) -> None:
-        self.table[pid] = Process(pid, ppid, session or pid, state, 0)
+        self.table[pid] = ProcessRow(pid, ppid, session or pid, state, 0)
 
     def signal(self, pids: list[int], number: int) -> None:
         {signal.SIGKILL: self.killed, signal.SIGTERM: self.stopped}[signal.Signals(number)].extend(pids)
@@ -246,7 +246,7 @@ def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
     for name in ("fractions", "getpass", "colorsys"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with mmap.mmap(-1, wire.CELL_BYTES) as page:
-        bench.guardian.child = made = Child(page, reuse=False, max_tasks=1, max_growth_bytes=1)
+        bench.guardian.child = made = ChildServer(page, reuse=False, max_tasks=1, max_growth_bytes=1)
         bench.guardian.obey_all(b"preload getpass colorsys\0preload fractions\0")
         gc.unfreeze()
 
@@ -363,7 +363,7 @@ def test_stop_reaches_the_session_of_the_child_or_that_of_its_command(
     bench: Bench, command: int, stopped: list[int]
 ) -> None:
     with mmap.mmap(-1, 2 * wire.CELL_BYTES) as page:
-        bench.guardian.child = Child(page, reuse=False, max_tasks=1, max_growth_bytes=1)
+        bench.guardian.child = ChildServer(page, reuse=False, max_tasks=1, max_growth_bytes=1)
         bench.guardian.forked["c1"] = (60, wire.CELL_BYTES)
         wire.COMMAND_PID.pack_into(page, wire.CELL_BYTES + wire.COMMAND_PID_AT, command)
         bench.add(61, 60, session=60)

@@ -17,11 +17,11 @@ import pytest
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.shim import run_loop as serving
-from runtime.shim.attempt import Attempt
+from runtime.shim.attempt import CommandAttempt
 from runtime.shim.common import HOST
 from runtime.shim.files import _write_beside, write_whole
 from runtime.shim.processes import boot_id, started_at
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord, RunRecord
 from tests.jobs_support import Terminal, open_terminal
 from tests.services_support import replace_sleep
 from tests.shim_support import (
@@ -228,13 +228,13 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
                 (tmp_path / "jobs" / JOB / "cancel").touch()
         sleep(seconds)
 
-    end = Run.end
+    end = RunRecord.end
 
     def fill_up(*args: object) -> None:
         disk.full = True
         end(*args)
 
-    monkeypatch.setattr(Run, "end", fill_up)
+    monkeypatch.setattr(RunRecord, "end", fill_up)
     replace_sleep(monkeypatch, tell)
 
     assert serve(tmp_path, "exit 3", asked) == code
@@ -275,9 +275,9 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, spare: bool
 ) -> None:
     """Their shims watch for a file; if it cannot be written, a signal to their starter ends them all at once."""
-    watch = Attempt._watch
+    watch = CommandAttempt._watch
 
-    def fill_up(attempt: Attempt) -> object:
+    def fill_up(attempt: CommandAttempt) -> object:
         folder = tmp_path / "jobs"
         wait_for(lambda: len(list(folder.glob("*/runs/0/output/a0001/*"))) == 2, "both ranks")
         disk.full = True
@@ -288,7 +288,7 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
         raise FULL
 
     monkeypatch.setattr(sys, "argv", [str(SHIM)])
-    monkeypatch.setattr(Attempt, "_watch", fill_up)
+    monkeypatch.setattr(CommandAttempt, "_watch", fill_up)
     monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
     if not spare:
         monkeypatch.setattr("os.link", refuse)
@@ -309,7 +309,7 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
 
 def test_failed_run_stops_the_others_of_its_array_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     made = make_job(tmp_path, sys.executable, "true", on_task_failure="stop")
-    run = Run(FolderRecord(str(made.folder)), 0)
+    run = RunRecord(FolderRecord(str(made.folder)), 0)
     disk.full = True
 
     run.record.mark(serving.HALTED)
@@ -321,7 +321,7 @@ def test_what_a_killed_shim_left_running_is_ended_before_notes_are_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    run = Run(FolderRecord(str(made.folder)), 0)
+    run = RunRecord(FolderRecord(str(made.folder)), 0)
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr("runtime.shim.record.is_alive", lambda _: False)
     first, second = run.claim("one"), run.claim("two")

@@ -16,7 +16,7 @@ import pytest
 
 from runtime.worker.attempts.child_handle import Events, Page
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import PoolSettings
+from runtime.worker.attempts.model import ChildPoolSettings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a guardian's facts are read from /proc")
 
@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.selector = selectors.DefaultSelector()
         self.events = Events(self.selector)
-        self.link = GuardianLink(PoolSettings(**settings), Page(2), self.events)
+        self.link = GuardianLink(ChildPoolSettings(**settings), Page(2), self.events)
 
     def connect(self) -> socket.socket:
         """Connect the link without a process; returns the guardian's end."""

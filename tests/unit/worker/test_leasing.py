@@ -13,7 +13,7 @@ from runtime.end_reasons import EndReason
 from runtime.errors import StoreBroken, StoreUnavailable
 from runtime.outputs import StackOutputs
 from runtime.queues.memory import MemoryQueue
-from runtime.records.control_commands import Control
+from runtime.records.control_commands import QueueControl
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.retry_policy import unstarted
 from runtime.testing import FakeClock, sample_task
@@ -158,7 +158,7 @@ def test_worker_that_gets_no_orders_leaves_after_its_time_out_and_says_why(
 ) -> None:
     parts = Parts(tmp_path, clock, idle_timeout=timedelta(seconds=10))
 
-    def refuse(_: str) -> Control:
+    def refuse(_: str) -> QueueControl:
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(parts.records, "control", refuse)
@@ -237,7 +237,7 @@ def test_worker_leases_nothing_while_its_orders_cannot_be_read(make: Make, monke
     parts.read_orders()
     parts.put("a")
 
-    def refuse(queue: str) -> Control:
+    def refuse(queue: str) -> QueueControl:
         raise StoreUnavailable("503")
 
     with monkeypatch.context() as away:

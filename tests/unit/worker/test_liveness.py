@@ -12,7 +12,7 @@ import pytest
 from runtime.worker.attempts import liveness
 from runtime.worker.attempts.child_handle import Events
 from runtime.worker.attempts.liveness import LivenessWatch, end_strays
-from runtime.worker.attempts.processes import Process
+from runtime.worker.attempts.processes import ProcessRow
 
 
 class Guardian:
@@ -376,16 +376,16 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
     table = {
         process.pid: process
         for process in [
-            Process(me, 1, session, "R", 0),
-            Process(70, 1, 70, "S" if alive else "Z", 0),  # a child
-            Process(71, 1, 71, "Z", 0),  # another, which is dead
-            Process(11, 1, 70, "S", 0),  # in a child's session
-            Process(12, 1, 12, "S", 0),  # with a token
-            Process(13, 12, 13, "S", 0),  # below that
-            Process(14, me, 14, "S", 0),  # adopted, unless it is a child of this process in its own session
-            Process(15, me, session, "S", 0),
-            Process(16, 1, 16, "S", 0),  # a stranger's
-            Process(17, 1, 0, "S", 0),  # in a session that began outside this container
+            ProcessRow(me, 1, session, "R", 0),
+            ProcessRow(70, 1, 70, "S" if alive else "Z", 0),  # a child
+            ProcessRow(71, 1, 71, "Z", 0),  # another, which is dead
+            ProcessRow(11, 1, 70, "S", 0),  # in a child's session
+            ProcessRow(12, 1, 12, "S", 0),  # with a token
+            ProcessRow(13, 12, 13, "S", 0),  # below that
+            ProcessRow(14, me, 14, "S", 0),  # adopted, unless it is a child of this process in its own session
+            ProcessRow(15, me, session, "S", 0),
+            ProcessRow(16, 1, 16, "S", 0),  # a stranger's
+            ProcessRow(17, 1, 0, "S", 0),  # in a session that began outside this container
         ]
     }
     killed: list[int] = []
@@ -393,7 +393,7 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
     def kill(pids: Any, number: int) -> None:
         killed.extend(pids)
         for pid in pids:
-            table[pid] = Process(pid, table[pid].ppid, table[pid].session, "Z", 0)
+            table[pid] = ProcessRow(pid, table[pid].ppid, table[pid].session, "Z", 0)
 
     monkeypatch.setattr(liveness.processes, "read_table", lambda: dict(table))
     monkeypatch.setattr(liveness.processes, "send_signal", kill)
@@ -424,7 +424,7 @@ def test_strays_that_do_not_die_are_given_up_after_a_while(monkeypatch: pytest.M
         kill=lambda: said.append("kill"),
         wait=lambda: said.append("wait"),
     )
-    table = {pid: Process(pid, 50, 50, "D", 0) for pid in (51, 52)}
+    table = {pid: ProcessRow(pid, 50, 50, "D", 0) for pid in (51, 52)}
     monkeypatch.setattr(liveness.time, "sleep", sleep)
     monkeypatch.setattr(liveness.processes, "read_table", lambda: dict(table))
     monkeypatch.setattr(

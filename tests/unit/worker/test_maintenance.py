@@ -18,10 +18,10 @@ from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.completion import AttemptLogs
-from runtime.worker.maintenance import Upkeep
+from runtime.worker.maintenance import Maintenance
 from runtime.worker.options import WorkerOptions
 from runtime.worker.worker import Drain
-from runtime.worker.worker_context import HeldLease, Holdings, Leaving
+from runtime.worker.worker_context import HeldLease, HeldLeases, LeaveDecision
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
@@ -52,9 +52,9 @@ class Bench:
         self.problem: Exception | None = None
         self.stands_in_line = True
         lease = timedelta(seconds=lease_s)
-        self.holdings = Holdings(lease, self.clock)
+        self.holdings = HeldLeases(lease, self.clock)
         self.seen: list[Any] = []
-        self.leaving = Leaving(self.say)  # type: ignore[arg-type]
+        self.leaving = LeaveDecision(self.say)  # type: ignore[arg-type]
         self.outbox = SimpleNamespace(
             succeeded=3, failed=1, counters={"lab": {TaskState.SUCCEEDED: 3}}, give_back=self.calls.give_back
         )
@@ -87,7 +87,7 @@ class Bench:
         )
         orders: Any = SimpleNamespace(due=FAR, read_when_due=self.calls.read_orders)
         logs: Any = SimpleNamespace(next_at=lambda: FAR, write_when_due=self.calls.write_logs)
-        self.upkeep = Upkeep(self.services, self.outbox, orders, self.dispatch, logs)  # type: ignore[arg-type]
+        self.upkeep = Maintenance(self.services, self.outbox, orders, self.dispatch, logs)  # type: ignore[arg-type]
 
     def call(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
         try:
@@ -228,7 +228,7 @@ def test_lease_holds_no_longer_for_a_renewal_that_was_answered_late(tmp_path: Pa
     parts.read_orders()
     parts.put("a")
     parts.fetch()
-    duties = Upkeep(parts.services, parts.outbox, parts.orders, parts.dispatch, AttemptLogs(parts.services))
+    duties = Maintenance(parts.services, parts.outbox, parts.orders, parts.dispatch, AttemptLogs(parts.services))
     clock.advance(seconds=10)
 
     duties.do_what_is_due(parts.now)

@@ -18,8 +18,8 @@ from runtime.errors import InvalidValue
 from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
 from runtime.testing.metadata import MetadataServer
 from runtime.worker import notices
-from runtime.worker.notices import Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
-from runtime.worker.worker_context import Leaving
+from runtime.worker.notices import NoticeSettings, NoticeWatch, PreemptionNotice, find_cloud, notice_settings_from
+from runtime.worker.worker_context import LeaveDecision
 from tests.services_support import PATIENCE_S
 
 QUICK: dict[str, Any] = {
@@ -40,7 +40,7 @@ class Watching:
     """A quick watch, with the notices that it passed on, and why its source has not answered the last time."""
 
     def __init__(self, **settings: Any) -> None:
-        self.heard: list[Notice] = []
+        self.heard: list[PreemptionNotice] = []
         self.problem: str | None = None
         self.watch = NoticeWatch(NoticeSettings(**(QUICK | settings)), self.heard.append, root=Path("/nonexistent"))
         for source in self.watch._sources:
@@ -48,15 +48,15 @@ class Watching:
         self.watch.__enter__()
 
     @property
-    def notice(self) -> Notice | None:
+    def notice(self) -> PreemptionNotice | None:
         return self.heard[0] if self.heard else None
 
     def _listen(self, source: Any) -> None:
         ask = source.ask
 
-        def noted() -> Notice | None:
+        def noted() -> PreemptionNotice | None:
             try:
-                notice: Notice | None = ask()
+                notice: PreemptionNotice | None = ask()
             except Exception as problem:
                 self.problem = str(problem)
                 raise
@@ -91,7 +91,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
         time.sleep(0.005)
 
 
-def notice_of(watching: Watching) -> Notice:
+def notice_of(watching: Watching) -> PreemptionNotice:
     eventually(lambda: watching.notice)
     assert watching.notice
     return watching.notice
@@ -366,7 +366,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("notice_first", [True, False])
 def test_notice_and_the_signal_that_follows_from_it_are_one_request(notice_first: bool) -> None:
-    leaving = Leaving(SimpleNamespace())  # type: ignore[arg-type]
+    leaving = LeaveDecision(SimpleNamespace())  # type: ignore[arg-type]
 
     for notice in (notice_first, not notice_first):
         leaving.ask(f"notice: {notice}", 75 if notice else 143, notice=notice)

@@ -14,7 +14,7 @@ from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.notifying import LOOK_AFTER_S, LOOK_EVERY_S, STILL_S, Notifying, Watching
+from runtime.worker.notifying import LOOK_AFTER_S, LOOK_EVERY_S, STILL_S, CompletionWatch, Notifier
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
@@ -44,7 +44,7 @@ def test_experiment_whose_counters_stand_still_is_counted_less_and_less_often(
     records = recorded(clock)
     other = sample_task("other")
     records.put_part(TASK.experiment, 1, [encode_task(other)])
-    watching = Watching(records)
+    watching = CompletionWatch(records)
     counted: list[float] = []
     began = clock.boottime()
     look = records.totals
@@ -63,7 +63,7 @@ def test_experiment_whose_counters_stand_still_is_counted_less_and_less_often(
 
 
 def test_experiment_whose_worker_never_reported_is_complete_once_its_records_are_counted(clock: FakeClock) -> None:
-    watching = Watching(recorded(clock))
+    watching = CompletionWatch(recorded(clock))
 
     assert watching.find_complete(TASK.experiment) is None
     clock.advance(seconds=STILL_S)
@@ -75,21 +75,21 @@ def test_experiment_whose_worker_never_reported_is_complete_once_its_records_are
 
 def test_worker_that_leaves_counts_an_experiment_of_few_tasks_at_once(clock: FakeClock) -> None:
     assert FEW_OF_ONE > 1
-    assert Watching(recorded(clock)).find_complete(TASK.experiment, last=True) is not None
+    assert CompletionWatch(recorded(clock)).find_complete(TASK.experiment, last=True) is not None
 
 
 def test_counters_that_say_that_all_is_done_are_checked_at_once(clock: FakeClock) -> None:
     records = recorded(clock)
     records.put_counters("w-1", {TASK.experiment: {TaskState.SUCCEEDED: 1}})
-    assert Watching(records).find_complete(TASK.experiment) is not None
+    assert CompletionWatch(records).find_complete(TASK.experiment) is not None
 
     records.put_part(TASK.experiment, 1, [encode_task(sample_task("other"))])
     records.put_counters("w-2", {TASK.experiment: {TaskState.SUCCEEDED: 1}})
-    assert Watching(records).find_complete(TASK.experiment) is None
+    assert CompletionWatch(records).find_complete(TASK.experiment) is None
 
 
 def test_experiment_without_tasks_is_not_complete(clock: FakeClock) -> None:
-    assert Watching(MemoryRecords(clock=clock)).find_complete("none", last=True) is None
+    assert CompletionWatch(MemoryRecords(clock=clock)).find_complete("none", last=True) is None
 
 
 @pytest.mark.parametrize("sends", [False, True])
@@ -97,7 +97,7 @@ def test_worker_looks_soon_after_its_start_and_then_at_intervals_even_while_it_s
     clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sends: bool
 ) -> None:
     parts = Parts(tmp_path, clock)
-    notifying = Notifying(parts.services)
+    notifying = Notifier(parts.services)
     if sends:
         notifying._mailbox.names.add("t-1.g1")
     began = clock.boottime()

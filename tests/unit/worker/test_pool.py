@@ -26,9 +26,9 @@ from runtime.end_reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.worker.attempts import calls, child, entries, environment, processes, wire
-from runtime.worker.attempts.model import Ended, Order, PoolSettings
+from runtime.worker.attempts.model import AttemptEnd, AttemptOrder, ChildPoolSettings
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.work_trees import Trees
+from runtime.worker.attempts.work_trees import WorkTrees
 from tests.services_support import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
@@ -57,7 +57,9 @@ class Bench:
     def __init__(self, tmp_path: Path, *, slots: int = 1, **settings: Any) -> None:
         self.selector = selectors.DefaultSelector()
         path = [str(Path(__file__).parent), *sys.path]
-        self.pool = AttemptPool(selector=self.selector, slots=slots, settings=PoolSettings(sys_path=path, **settings))
+        self.pool = AttemptPool(
+            selector=self.selector, slots=slots, settings=ChildPoolSettings(sys_path=path, **settings)
+        )
         # Not the machine's counter, which an attempt of another test may increase.
         self.pool._endings._oom = processes.OomWatch("")
         self.pool.start()
@@ -66,9 +68,9 @@ class Bench:
     def move_to(self, tmp_path: Path) -> None:
         """Give the orders to come other folders, and forget the ended ones."""
         self.tmp = tmp_path
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, AttemptEnd] = {}
         (tmp_path / "trees").mkdir(exist_ok=True)
-        self.trees = Trees(str(tmp_path / "trees"), self.pool.discard)
+        self.trees = WorkTrees(str(tmp_path / "trees"), self.pool.discard)
 
     def is_at_rest(self) -> bool:
         """Return whether no slot has an order."""
@@ -90,14 +92,14 @@ class Bench:
             self.trees.add(identity, self.trees.fetch(identity, records), used=())
         return self.trees.place(identity, slot)
 
-    def order(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Order:
+    def order(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> AttemptOrder:
         if isinstance(entry, str):
             body: dict[str, Any] = {"function": f"pool_tasks:{entry}", "args": list(args)}
         else:
             body = {"command": entry} if isinstance(entry, list) else entry
         token = f"{_PREFIX}{next(_tokens):08x}"
         task_id = fields.pop("task_id", f"t-{token}")
-        return Order(
+        return AttemptOrder(
             token=token,
             body=json.dumps(body),
             task_id=task_id,
@@ -107,7 +109,7 @@ class Bench:
             **fields,
         )
 
-    def step(self, timeout: float = 0.05) -> list[Ended]:
+    def step(self, timeout: float = 0.05) -> list[AttemptEnd]:
         due = self.pool.next_deadline()
         if due is not None:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
@@ -125,16 +127,16 @@ class Bench:
             self.step()
         return value
 
-    def wait(self, *orders: Order) -> list[Ended]:
+    def wait(self, *orders: AttemptOrder) -> list[AttemptEnd]:
         self.step_until(lambda: all(order.token in self.ended for order in orders))
         return [self.ended.pop(order.token) for order in orders]
 
-    def run(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Ended:
+    def run(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> AttemptEnd:
         order = self.order(entry, *args, **fields)
         self.pool.slots[0].send([order])
         return self.wait(order)[0]
 
-    def start(self, entry: str | list[str], *args: object, **fields: Any) -> Order:
+    def start(self, entry: str | list[str], *args: object, **fields: Any) -> AttemptOrder:
         """Send an order and wait until it has begun and its process is known."""
         order = self.order(entry, *args, **fields)
         # Before sending as well, because some attempts prevent the guardian's report.
@@ -153,7 +155,7 @@ class Bench:
         """The child that runs the first slot's orders."""
         return self.pool.slots[0].child
 
-    def expire(self, order: Order) -> None:
+    def expire(self, order: AttemptOrder) -> None:
         """Let the order's time limit pass now."""
         order.timeout_s = 0.001
         self.pool._events.wake_by(0.0)
@@ -455,10 +457,10 @@ def test_own_files_are_those_of_the_modules_around_user_code() -> None:
     assert {module.__file__ for module in modules} == entries.OWN_FILES
     called = [
         calls.call_request,
-        child.Child._run,
+        child.ChildServer._run,
         entries.load_function,
-        environment.Environment.prepare,
-        wire.Control.begin,
+        environment.ProcessEnvironment.prepare,
+        wire.ControlSocket.begin,
     ]
     assert {function.__code__.co_filename for function in called} <= entries.OWN_FILES
 
@@ -1509,7 +1511,7 @@ STOPS_ITS_CHILDREN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from runtime.worker.attempts import child
-child.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
+child.ChildServer.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
 from runtime.worker.attempts.fork_server import main
 main(int(sys.argv[2]))
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.worker.attempts import processes
-from runtime.worker.attempts.processes import OomWatch, Process
+from runtime.worker.attempts.processes import OomWatch, ProcessRow
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -29,8 +29,8 @@ def test_stat_line_with_odd_name_is_parsed() -> None:
     assert not process.dead
 
 
-def family(*rows: tuple[int, int, int, str]) -> dict[int, Process]:
-    return {pid: Process(pid, ppid, session, state, 1000) for pid, ppid, session, state in rows}
+def family(*rows: tuple[int, int, int, str]) -> dict[int, ProcessRow]:
+    return {pid: ProcessRow(pid, ppid, session, state, 1000) for pid, ppid, session, state in rows}
 
 
 def test_descendants_are_found_through_the_dead_and_parents_come_first() -> None:

@@ -16,15 +16,15 @@ import pytest
 
 from runtime.end_reasons import Budget, EndReason
 from runtime.errors import QueueUnavailable
-from runtime.queues.base import Refused
+from runtime.queues.base import RefusedSettlement
 from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, Task, TaskState, WorkflowEntry
-from runtime.tasks.retry_policy import Again, Drop, GiveUp, Settle, TryAgain, Verdict
+from runtime.tasks.retry_policy import Drop, GiveUp, RetryAt, Settle, TryAgain, Verdict
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.attempts.model import Ended
-from runtime.worker.notices import Notice
-from runtime.worker.slots import Machine, plan_slots
-from runtime.worker.worker_log import FAILURES_PER_S, SUCCESSES_PER_S, TROUBLE_EVERY_S, Reporter, describe_retry
+from runtime.worker.attempts.model import AttemptEnd
+from runtime.worker.notices import PreemptionNotice
+from runtime.worker.slots import HostResources, plan_slots
+from runtime.worker.worker_log import FAILURES_PER_S, SUCCESSES_PER_S, TROUBLE_EVERY_S, WorkerLog, describe_retry
 
 NOW = datetime(2026, 1, 31, 12, 3, 4, tzinfo=UTC)
 TRAIN = sample_task("7", entry=WorkflowEntry("lab", "train", ("--lr=1e-3",)))
@@ -36,7 +36,7 @@ class Log:
     def __init__(self, **options: Any) -> None:
         self.stream = io.StringIO()
         self.clock = FakeClock(NOW)
-        self.reporter = Reporter(self.stream, clock=self.clock, ticks=self.clock.boottime, zone=UTC, **options)
+        self.reporter = WorkerLog(self.stream, clock=self.clock, ticks=self.clock.boottime, zone=UTC, **options)
 
     @property
     def text(self) -> str:
@@ -52,8 +52,8 @@ class Log:
 
 def ended(
     reason: EndReason = EndReason.SUCCEEDED, message: str | None = None, seconds: float = 3.2, **more: Any
-) -> Ended:
-    return Ended("token", 0, reason, started_at=1_000.0, ended_at=1_000.0 + seconds, message=message, **more)
+) -> AttemptEnd:
+    return AttemptEnd("token", 0, reason, started_at=1_000.0, ended_at=1_000.0 + seconds, message=message, **more)
 
 
 def record(state: TaskState, reason: EndReason, task: Task = TRAIN, **more: Any) -> Record:
@@ -70,7 +70,7 @@ def record(state: TaskState, reason: EndReason, task: Task = TRAIN, **more: Any)
 
 
 def again(charged: Budget, spent: int, wait_s: float = 0, *, alone: bool = False) -> TryAgain:
-    decision = Again(NOW + timedelta(seconds=wait_s), alone, charged, spent)
+    decision = RetryAt(NOW + timedelta(seconds=wait_s), alone, charged, spent)
     return TryAgain(Release(Lease(TRAIN, "token"), decision.not_before), decision)
 
 
@@ -82,7 +82,7 @@ def say_everything(log: Log) -> None:
     """Write one event of every kind, each in a second of its own."""
     say, clock = log.reporter, log.clock
     events: list[Callable[[], None]] = [
-        lambda: say.started("w-node3-0a1b", "default", plan_slots(Machine(8, 64 * 1024**3), 2)),
+        lambda: say.started("w-node3-0a1b", "default", plan_slots(HostResources(8, 64 * 1024**3), 2)),
         lambda: None,  # A second without an event.
         lambda: say.began(TRAIN, 0, 1),
         lambda: say.began(TRAIN, 1, 2),
@@ -103,15 +103,19 @@ def say_everything(log: Log) -> None:
         lambda: say.lost(TRAIN, None),
         lambda: say.lost(TRAIN, record(TaskState.SUCCEEDED, EndReason.SUCCEEDED, worker="w-node4-9f")),
         lambda: say.lost(TRAIN, record(TaskState.CANCELLED, EndReason.CANCELLED)),
-        lambda: say.refused(Refused(Lease(TRAIN, "token"), holder="w-node4-9f")),
+        lambda: say.refused(RefusedSettlement(Lease(TRAIN, "token"), holder="w-node4-9f")),
         lambda: say.refused(
-            Refused(Lease(TRAIN, "token"), record=record(TaskState.SUCCEEDED, EndReason.SUCCEEDED, worker="w-node4-9f"))
+            RefusedSettlement(
+                Lease(TRAIN, "token"), record=record(TaskState.SUCCEEDED, EndReason.SUCCEEDED, worker="w-node4-9f")
+            )
         ),
         lambda: say.trouble("leasing", QueueUnavailable("queue `default` does not answer", hint="is it up?")),
         lambda: say.trouble("reporting in", OSError(28, "No space left on device")),
         lambda: say.paused(2, 3, 1.9),
         lambda: say.idle(10),
-        lambda: say.notice(Notice("gce", NOW, NOW + timedelta(seconds=30), "Compute Engine preempts this machine")),
+        lambda: say.notice(
+            PreemptionNotice("gce", NOW, NOW + timedelta(seconds=30), "Compute Engine preempts this machine")
+        ),
         lambda: say.draining("received SIGTERM", 2, 30),
         lambda: say.draining("idle for 10 s", 0, 0),
         lambda: say.draining("3 tasks in a row failed and none succeeded (--max-consecutive-failures 3)", 1, 0),
@@ -139,7 +143,7 @@ def test_json_lines(golden: Callable[[str, str], None]) -> None:
 
 def test_json_lines_say_time_severity_and_worker() -> None:
     log = Log(json_lines=True)
-    log.reporter.started("w-1", "default", plan_slots(Machine(1, 1024**3), 1))
+    log.reporter.started("w-1", "default", plan_slots(HostResources(1, 1024**3), 1))
     log.reporter.ended(TRAIN, ended(EndReason.APP_FAILED, "é\udc80"), settle(TaskState.FAILED, EndReason.APP_FAILED))
 
     first, second = map(json.loads, log.text.splitlines())
@@ -151,20 +155,20 @@ def test_json_lines_say_time_severity_and_worker() -> None:
 @pytest.mark.parametrize(
     ("decision", "expected"),
     [
-        (Again(NOW + timedelta(seconds=4), False, Budget.FAILURES, 1), "retried in 4s (1 of 3 failures spent)"),
-        (Again(NOW, False, Budget.FAILURES, 2), "retried at once (2 of 3 failures spent)"),
-        (Again(NOW, False, Budget.PREEMPTIONS, 0), "goes back to the queue, due at once (spends no failure)"),
+        (RetryAt(NOW + timedelta(seconds=4), False, Budget.FAILURES, 1), "retried in 4s (1 of 3 failures spent)"),
+        (RetryAt(NOW, False, Budget.FAILURES, 2), "retried at once (2 of 3 failures spent)"),
+        (RetryAt(NOW, False, Budget.PREEMPTIONS, 0), "goes back to the queue, due at once (spends no failure)"),
         (
-            Again(NOW + timedelta(minutes=1), True, Budget.PREEMPTIONS, 2),
+            RetryAt(NOW + timedelta(minutes=1), True, Budget.PREEMPTIONS, 2),
             "goes back to the queue, due in 1m, with no other suspect beside it (spends no failure; 2 of 100 early losses)",
         ),
         (
-            Again(NOW + timedelta(seconds=2), False, Budget.NONE, 1),
+            RetryAt(NOW + timedelta(seconds=2), False, Budget.NONE, 1),
             "goes back to the queue, due in 2s (spends no failure)",
         ),
     ],
 )
-def test_describe_retry_says_when_and_who_pays(decision: Again, expected: str) -> None:
+def test_describe_retry_says_when_and_who_pays(decision: RetryAt, expected: str) -> None:
     assert describe_retry(decision, TRAIN, NOW) == expected
 
 
@@ -303,9 +307,9 @@ class BrokenStream(io.StringIO):
 
 
 def test_log_that_cannot_be_written_stops_nothing() -> None:
-    reporter = Reporter(BrokenStream(), clock=FakeClock())
+    reporter = WorkerLog(BrokenStream(), clock=FakeClock())
 
-    reporter.started("w-1", "default", plan_slots(Machine(1, 1024**3), 1))
+    reporter.started("w-1", "default", plan_slots(HostResources(1, 1024**3), 1))
     reporter.succeeded(TRAIN, ended())
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.tasks.model import NO_RESOURCES, Resources
-from runtime.worker.slots import Machine, Slot, describe_slots, fits, plan_slots, read_machine
+from runtime.worker.slots import HostResources, Slot, describe_slots, fits, plan_slots, read_machine
 
 GIB = 1024**3
-FOUR_GPUS = Machine(cpus=8, memory_bytes=64 * GIB, gpus=("0", "1", "2", "3"))
-NO_GPUS = Machine(cpus=8, memory_bytes=64 * GIB)
+FOUR_GPUS = HostResources(cpus=8, memory_bytes=64 * GIB, gpus=("0", "1", "2", "3"))
+NO_GPUS = HostResources(cpus=8, memory_bytes=64 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ NO_GPUS = Machine(cpus=8, memory_bytes=64 * GIB)
         (NO_GPUS, "auto", 0, [()] * 8),
         (NO_GPUS, 3, 0, [()] * 3),
         (NO_GPUS, 20, 0, [()] * 20),
-        (Machine(0.5, GIB), "auto", 0, [()]),
-        (Machine(2.9, GIB), "auto", 0, [()] * 2),
+        (HostResources(0.5, GIB), "auto", 0, [()]),
+        (HostResources(2.9, GIB), "auto", 0, [()] * 2),
         (FOUR_GPUS, "auto", 0, [()] * 8),
         (FOUR_GPUS, "auto", 1, [("0",), ("1",), ("2",), ("3",)]),
         (FOUR_GPUS, "auto", 2, [("0", "1"), ("2", "3")]),
@@ -34,13 +34,13 @@ NO_GPUS = Machine(cpus=8, memory_bytes=64 * GIB)
         (FOUR_GPUS, 1, 4, [("0", "1", "2", "3")]),
         (FOUR_GPUS, "auto", 0.5, [("0",), ("1",), ("2",), ("3",)] * 2),
         (FOUR_GPUS, 2, 0.25, [("0",), ("1",)]),
-        (Machine(4, GIB, ("GPU-a",)), "auto", 0.25, [("GPU-a",)] * 4),
-        (Machine(4, GIB, ("0",)), "auto", 0.3, [("0",)] * 3),
-        (Machine(4, GIB, ("0",)), "auto", 0.1, [("0",)] * 10),
+        (HostResources(4, GIB, ("GPU-a",)), "auto", 0.25, [("GPU-a",)] * 4),
+        (HostResources(4, GIB, ("0",)), "auto", 0.3, [("0",)] * 3),
+        (HostResources(4, GIB, ("0",)), "auto", 0.1, [("0",)] * 10),
     ],
 )
 def test_plan_deals_out_gpus(
-    machine: Machine, slots: int | Literal["auto"], gpus_per_slot: float, expected: list[tuple[str, ...]]
+    machine: HostResources, slots: int | Literal["auto"], gpus_per_slot: float, expected: list[tuple[str, ...]]
 ) -> None:
     assert [slot.gpus for slot in plan_slots(machine, slots, gpus_per_slot)] == expected
 
@@ -62,7 +62,7 @@ def test_plan_shares_cpus_and_memory_evenly() -> None:
 def test_shares_never_exceed_the_machine(
     cpus: float, memory_bytes: int, gpu_count: int, slots: Any, gpus_per_slot: float
 ) -> None:
-    machine = Machine(cpus, memory_bytes, tuple(map(str, range(gpu_count))))
+    machine = HostResources(cpus, memory_bytes, tuple(map(str, range(gpu_count))))
     try:
         planned = plan_slots(machine, slots, gpus_per_slot)
     except NotPossible:
@@ -149,7 +149,7 @@ def test_fits_without_gpus_dealt_out_says_none() -> None:
 
 
 def test_fits_a_third_three_times() -> None:
-    slots = plan_slots(Machine(1, GIB), 3)
+    slots = plan_slots(HostResources(1, GIB), 3)
 
     assert fits(Resources(cpus=1 / 3), slots[2]) is None
 
@@ -246,7 +246,7 @@ def test_read_machine_takes_the_tightest_limit(
 ) -> None:
     root = write_tree(tmp_path, {"proc/meminfo": MEMINFO, **files})
 
-    assert read_machine({}, root=root, cpus=8) == Machine(cpus, memory_gib * GIB)
+    assert read_machine({}, root=root, cpus=8) == HostResources(cpus, memory_gib * GIB)
 
 
 @pytest.mark.parametrize(

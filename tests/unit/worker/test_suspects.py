@@ -11,21 +11,21 @@ from runtime.tasks.history import Lease
 from runtime.tasks.retry_policy import ALONE_FOR
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Suspects
-from runtime.worker.worker_context import HeldLease, Holdings
+from runtime.worker.worker_context import HeldLease, HeldLeases
 
 
 @pytest.fixture
-def holdings() -> Holdings:
-    return Holdings(timedelta(seconds=30), FakeClock())
+def holdings() -> HeldLeases:
+    return HeldLeases(timedelta(seconds=30), FakeClock())
 
 
-def hold(holdings: Holdings, key: str) -> HeldLease:
+def hold(holdings: HeldLeases, key: str) -> HeldLease:
     held = HeldLease(Lease(sample_task(key), f"token-{key}", alone=True))
     holdings.by_token[held.lease.token] = held
     return held
 
 
-def test_one_suspect_runs_at_a_time_until_it_has_proved_itself(holdings: Holdings) -> None:
+def test_one_suspect_runs_at_a_time_until_it_has_proved_itself(holdings: HeldLeases) -> None:
     suspects = Suspects(holdings, 3)
     first, second = hold(holdings, "1"), hold(holdings, "2")
     assert suspects.add(first)
@@ -41,7 +41,7 @@ def test_one_suspect_runs_at_a_time_until_it_has_proved_itself(holdings: Holding
     assert (first.apart, second.apart) == (False, True)
 
 
-def test_success_lets_one_more_run_and_a_loss_only_one_again(holdings: Holdings) -> None:
+def test_success_lets_one_more_run_and_a_loss_only_one_again(holdings: HeldLeases) -> None:
     suspects = Suspects(holdings, 4)
     for key in "1234":
         suspects.add(hold(holdings, key))
@@ -61,7 +61,7 @@ def test_success_lets_one_more_run_and_a_loss_only_one_again(holdings: Holdings)
     assert not suspects.may_try(0.0)
 
 
-def test_suspect_that_finds_no_place_in_the_line_is_refused(holdings: Holdings) -> None:
+def test_suspect_that_finds_no_place_in_the_line_is_refused(holdings: HeldLeases) -> None:
     suspects = Suspects(holdings, 1)
 
     assert suspects.add(hold(holdings, "1"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from runtime.queues.threads import SLOW_S, Lane, Threads
-from runtime.worker.thread_calls import Offload, Outcome
+from runtime.worker.thread_calls import Outcome, ThreadCalls
 from tests.services_support import wait_readable, wait_until
 
 
@@ -20,13 +20,13 @@ def threads() -> Iterator[Threads]:
 
 
 @pytest.fixture
-def offload() -> Iterator[Offload]:
-    offload = Offload(inline=False)
+def offload() -> Iterator[ThreadCalls]:
+    offload = ThreadCalls(inline=False)
     yield offload
     offload.close()
 
 
-def collect_until(offload: Offload, done: Callable[[], bool]) -> None:
+def collect_until(offload: ThreadCalls, done: Callable[[], bool]) -> None:
     """Sleep until there are results to collect, as the worker's loop does."""
     assert offload.fd is not None
     while not done():
@@ -123,7 +123,7 @@ def test_never_more_threads_than_allowed(threads: Threads) -> None:
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_lane_hands_over_what_came_of_each_call(inline: bool) -> None:
-    offload = Offload(inline=inline)
+    offload = ThreadCalls(inline=inline)
     outcomes: list[Outcome[int, int]] = []
     problem = ValueError("odd")
 
@@ -144,7 +144,7 @@ def test_lane_hands_over_what_came_of_each_call(inline: bool) -> None:
     offload.close()
 
 
-def test_loop_is_woken_for_what_is_done_while_another_call_of_the_lane_hangs(offload: Offload) -> None:
+def test_loop_is_woken_for_what_is_done_while_another_call_of_the_lane_hangs(offload: ThreadCalls) -> None:
     go_on = threading.Event()
     done: list[int] = []
 
@@ -160,7 +160,7 @@ def test_loop_is_woken_for_what_is_done_while_another_call_of_the_lane_hangs(off
     collect_until(offload, lambda: len(done) == 5)
 
 
-def test_call_is_made_while_all_of_two_lanes_hang(offload: Offload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_made_while_all_of_two_lanes_hang(offload: ThreadCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.queues.threads.SLOW_S", -1.0)
     go_on, hanging = threading.Event(), []
 

@@ -8,13 +8,13 @@ import pytest
 
 from runtime.end_reasons import EndReason
 from runtime.worker.attempts import wire
-from runtime.worker.attempts.child_handle import Noted
+from runtime.worker.attempts.child_handle import AttemptNotes
 from runtime.worker.attempts.exit_classification import note_progress, read_report
-from runtime.worker.attempts.model import Ended
+from runtime.worker.attempts.model import AttemptEnd
 
 
-def read(payload: bytes) -> tuple[Ended, Any]:
-    result = Ended("t-1", 0, EndReason.SUCCEEDED, 1.0, 2.0)
+def read(payload: bytes) -> tuple[AttemptEnd, Any]:
+    result = AttemptEnd("t-1", 0, EndReason.SUCCEEDED, 1.0, 2.0)
     return result, read_report(result, payload)
 
 
@@ -51,7 +51,7 @@ def test_report_that_cannot_be_read_is_the_attempts_failure(payload: bytes) -> N
 
 
 def test_progress_that_cannot_be_read_changes_nothing() -> None:
-    noted = Noted()
+    noted = AttemptNotes()
     note_progress(noted, b'{"progressed": true, "metrics": {"loss": 1}}')
     for payload in (b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"loss": []}}'):
         note_progress(noted, payload)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.worker.attempts import scratch, work_trees
-from runtime.worker.attempts.work_trees import Tree, Trees
+from runtime.worker.attempts.work_trees import WorkTree, WorkTrees
 
 
 def make_source(folder: Path) -> Path:
@@ -50,7 +50,7 @@ class Slot:
     def __init__(self, root: Path, source: Path) -> None:
         root.mkdir()
         self.records = MemoryRecords()
-        self.trees = Trees(str(root), discard=scratch.remove_tree)
+        self.trees = WorkTrees(str(root), discard=scratch.remove_tree)
         self.identity = self.add(source)
         self.path = Path(self.trees.place(self.identity, 0))
         self.prepare()
@@ -61,8 +61,8 @@ class Slot:
         self.trees.add(identity, self.trees.fetch(identity, self.records), used=used)
         return identity
 
-    def prepare(self) -> Tree:
-        tree = Tree(str(self.path))
+    def prepare(self) -> WorkTree:
+        tree = WorkTree(str(self.path))
         tree.prepare()
         return tree
 
@@ -196,15 +196,15 @@ def test_tree_is_as_submitted_whatever_an_attempt_did(
 def test_tree_whose_file_changes_within_one_tick_of_the_clock_is_put_back(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Tree._look
+    look = WorkTree._look
 
-    def coarse(self: Tree, name: str) -> tuple[int, int, int, int, int] | None:
+    def coarse(self: WorkTree, name: str) -> tuple[int, int, int, int, int] | None:
         """Return the times of a file system with a stopped clock, and one inode for all."""
         found = look(self, name)
         return found and (found[0], 1, 0, self_ticks[0], found[4])
 
     self_ticks = [0]
-    monkeypatch.setattr(Tree, "_look", coarse)
+    monkeypatch.setattr(WorkTree, "_look", coarse)
     monkeypatch.setattr(work_trees.time, "time_ns", lambda: work_trees.TICKS_NS)
     slot.prepare()
     write_in_place(slot.path)
@@ -261,7 +261,7 @@ def test_tree_that_was_laid_out_only_half_is_laid_out_again(slot: Slot, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Tree, "_write", full)
+        broken.setattr(WorkTree, "_write", full)
         slot.path.with_name(f"{slot.path.name}.seen").unlink()
         with pytest.raises(OSError, match="No space left"):
             slot.prepare()
@@ -281,9 +281,9 @@ def test_disk_that_is_full_is_left_without_halves(slot: Slot, tmp_path: Path, mo
         broken.setattr("builtins.open", full)
         with pytest.raises(OSError, match="No space left"):
             slot.trees.fetch(slot.identity, slot.records)
-    other = Tree(slot.trees.place(slot.identity, 1))
+    other = WorkTree(slot.trees.place(slot.identity, 1))
     with monkeypatch.context() as broken:
-        broken.setattr(Tree, "_write", full)
+        broken.setattr(WorkTree, "_write", full)
         with pytest.raises(OSError, match="No space left"):
             other.prepare()
 
@@ -314,7 +314,7 @@ def test_tree_is_mended_again_after_a_mending_that_was_cut_off(slot: Slot, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(Tree, "_remember", killed)
+        broken.setattr(WorkTree, "_remember", killed)
         with pytest.raises(KeyboardInterrupt):
             slot.prepare()
     slot.prepare()
@@ -337,7 +337,7 @@ def test_slot_keeps_the_trees_it_used_last(slot: Slot, tmp_path: Path) -> None:
     paths = {}
     for identity in (second, third, slot.identity):
         paths[identity] = Path(slot.trees.place(identity, 0))
-        Tree(str(paths[identity])).prepare()
+        WorkTree(str(paths[identity])).prepare()
     slot.trees.trim(0)
 
     assert [path.exists() for path in paths.values()] == [False, True, True]

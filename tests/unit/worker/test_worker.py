@@ -21,7 +21,7 @@ from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.history import Lease, Record, Release, cancelled_record
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.worker_context import Holdings
+from runtime.worker.worker_context import HeldLeases
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command, stored
 
@@ -250,8 +250,8 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 ) -> None:
     """Simulates a laptop that slept: no other worker has taken the task, and this one continues."""
     answers = iter([False])
-    holds = Holdings.holds
-    monkeypatch.setattr(Holdings, "holds", lambda self, held: next(answers, None) is None and holds(self, held))
+    holds = HeldLeases.holds
+    monkeypatch.setattr(HeldLeases, "holds", lambda self, held: next(answers, None) is None and holds(self, held))
     task = bench.function("fail_first", "once")
     bench.put(task)
 

@@ -22,7 +22,7 @@ from runtime.records.artifacts import ArtifactStore
 from runtime.records.base import RecordStore
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.tasks.artifacts import CHECKPOINT, Artifacts, Version
+from runtime.tasks.artifacts import CHECKPOINT, ArtifactSpec, Version
 from runtime.tasks.model import CommandEntry, Task, TaskState
 from runtime.testing import sample_task
 from runtime.worker.attempts.scratch import remove_leftovers
@@ -104,7 +104,7 @@ def place(request: pytest.FixtureRequest, bench: Bench, monkeypatch: pytest.Monk
 def captured(records: RecordStore, script: str, key: str, source: Path, **fields: Any) -> Task:
     """A shell command in a tree of its own, with `out/model` and the file `log.csv` captured."""
     fields = {
-        "artifacts": Artifacts({"model": "out/model", "log": "log.csv"}, timedelta(seconds=1)),
+        "artifacts": ArtifactSpec({"model": "out/model", "log": "log.csv"}, timedelta(seconds=1)),
         "snapshot": take_snapshot(source, records),
         "max_failures": 1,
         **fields,
@@ -280,10 +280,10 @@ def test_reused_version_is_found_in_the_folder_of_artifacts(place: Place, source
     place.run()
     model, log = (place.versions(first, tag)[-1].id for tag in ("model", "log"))
     script = 'cat artifacts/base/w artifacts/names "$RUNTIME_ARTIFACT_BASE/w"; echo $RUNTIME_ARTIFACTS | sed s,$PWD,,'
-    reused = Artifacts(reuse={"base": model, "names": log})
+    reused = ArtifactSpec(reuse={"base": model, "names": log})
     second = captured(place.records, script, "second", source, artifacts=reused)
     gone = captured(
-        place.records, script, "gone", source, artifacts=Artifacts(reuse={"base": model.replace("n00", "n99")})
+        place.records, script, "gone", source, artifacts=ArtifactSpec(reuse={"base": model.replace("n00", "n99")})
     )
     place.queue.put([second, gone])
 
@@ -311,7 +311,7 @@ def test_reused_version_that_is_damaged_fails_the_task_and_is_not_left_to_other_
     (content,) = blobs.list_keys(f"artifacts/{first.id}/data/")
     blobs.delete(content) if harm == "gone" else blobs.put(content, b"2\n")
     version = place.versions(first, "model")[-1]
-    second = captured(place.records, "true", "second", source, artifacts=Artifacts(reuse={"base": version.id}))
+    second = captured(place.records, "true", "second", source, artifacts=ArtifactSpec(reuse={"base": version.id}))
     place.queue.put([second])
 
     place.run(max_consecutive_failures=0, idle_timeout=timedelta(seconds=1))
@@ -329,7 +329,7 @@ def test_checkpoint_folder_follows_the_task_to_another_worker(place: Place, sour
     mkdir -p $RUNTIME_CHECKPOINT_DIR; cat $RUNTIME_CHECKPOINT_DIR/step 2>/dev/null && exit 0
     echo 7 > $RUNTIME_CHECKPOINT_DIR/step; touch {tmp_path}/half; exit 3
     """
-    task = captured(place.records, script, "resume", source, artifacts=Artifacts(), max_failures=2)
+    task = captured(place.records, script, "resume", source, artifacts=ArtifactSpec(), max_failures=2)
     place.queue.put([task])
 
     place.run(max_consecutive_failures=1)

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.end_reasons import EndReason
 from runtime.shim.common import HOST
-from runtime.tasks.container import Container, Mount
+from runtime.tasks.container import ContainerSpec, Mount
 from runtime.tasks.model import CommandEntry, Resources, Task
 from runtime.testing import sample_task
 from runtime.worker.attempts.environment import CONTAINER
@@ -29,7 +29,7 @@ IMAGE = "lab/x:1"
 
 
 def task(key: str = "a", *mounts: Mount, **fields: Any) -> Task:
-    fields = {"entry": CommandEntry(("true",)), "container": Container(IMAGE, mounts), **fields}
+    fields = {"entry": CommandEntry(("true",)), "container": ContainerSpec(IMAGE, mounts), **fields}
     return sample_task(key, **fields)
 
 
@@ -147,7 +147,7 @@ def test_container_of_an_order_has_normal_names_and_the_limit(monkeypatch: pytes
     from runtime.tasks.history import Lease
 
     one = task("a", Mount(source="/data//x/", target="/in/"), resources=Resources(memory_bytes=5))
-    one = sample_task("a", entry=one.entry, container=Container("docker://lab/x:1", one.container.mounts))  # type: ignore[union-attr]
+    one = sample_task("a", entry=one.entry, container=ContainerSpec("docker://lab/x:1", one.container.mounts))  # type: ignore[union-attr]
     held = HeldLease(Lease(one, "0" * 16), engine=Engine("/usr/bin/docker", "7:8", (9,)))
 
     assert json.loads(contained(held, 5)[CONTAINER]) == {

@@ -23,7 +23,7 @@ from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.records.base import RecordStore
 from runtime.records.memory import MemoryBlobs, MemoryRecords
-from runtime.records.notifications import Told
+from runtime.records.notifications import DeliveryRecord
 from runtime.records.store import BlobRecords
 from runtime.shim import notify
 from runtime.tasks.model import Task, TaskState
@@ -55,7 +55,7 @@ def left(records: RecordStore) -> list[tuple[str, int]]:
     return [(each.name, each.tries) for each in records.open_notifications().find_open()]
 
 
-def told(records: RecordStore, task: Task) -> Told | None:
+def told(records: RecordStore, task: Task) -> DeliveryRecord | None:
     return records.open_notifications().find_told(task.experiment, f"{task.id}.g{task.generation}")
 
 

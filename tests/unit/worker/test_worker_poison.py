@@ -22,7 +22,7 @@ from runtime.tasks.model import TaskState
 from runtime.worker.options import WorkerOptions
 from runtime.worker.pending_settlements import REFUSALS, STUCK_AT_MOST
 from runtime.worker.worker import Worker
-from runtime.worker.worker_log import Reporter
+from runtime.worker.worker_log import WorkerLog
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, open_pair_with_folder
 
@@ -488,7 +488,7 @@ def test_leases_of_a_dead_worker_go_back_though_one_of_them_cannot_be_decoded(be
 # turns of the loop
 
 
-class Turns(Reporter):
+class Turns(WorkerLog):
     """Counts the turns of the loop, each of which polls it once for lines to write."""
 
     def __init__(self) -> None:

@@ -28,12 +28,12 @@ from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.wire import decode_task
 from runtime.testing import sample_task
 from runtime.values import replace
-from runtime.worker.attempts.model import Order
+from runtime.worker.attempts.model import AttemptOrder
 from runtime.worker.options import WorkerOptions
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets
 from runtime.worker.worker import Worker
 from runtime.worker.worker_context import HeldLease
-from runtime.worker.worker_log import Reporter
+from runtime.worker.worker_log import WorkerLog
 from tests.fakes.faults import Request, Response
 from tests.fakes.google import GoogleServer
 from tests.services_support import wait_until
@@ -150,7 +150,7 @@ class SecretBench:
         worker = Worker(
             queue,
             WorkerOptions(**options),
-            reporter=Reporter(self.bench.log, json_lines=True),
+            reporter=WorkerLog(self.bench.log, json_lines=True),
             clock=self.clock,
             secrets=secrets,
         )
@@ -531,7 +531,7 @@ def test_values_are_in_no_text_of_an_order_or_a_held_lease() -> None:
     held = HeldLease(Lease(sample_task(), "token"), secrets=values)
 
     assert "canary" not in repr(held)
-    assert "canary" not in repr(Order(token="t", body="{}", task_id="t-1", secrets=values))
+    assert "canary" not in repr(AttemptOrder(token="t", body="{}", task_id="t-1", secrets=values))
 
 
 def _children(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.clock import machine_id
 from runtime.end_reasons import EndReason
-from runtime.queues.base import FindsWaiting, Queue
+from runtime.queues.base import Queue, WaitingLookup
 from runtime.tasks.history import EndedNote, Release, StartedMark
 from runtime.tasks.model import FunctionEntry, Task, TaskState
 from runtime.testing import sample_task
@@ -184,7 +184,7 @@ def test_task_that_was_lost_waits_before_its_next_attempt_and_the_line_does_not(
 
     assert (result.succeeded, bench.record(other).value) == (1, 2)
     assert bench.records.find(suspect.id, 1) is None
-    assert isinstance(queue, FindsWaiting)
+    assert isinstance(queue, WaitingLookup)
     waiting = queue.find_waiting(suspect.id)
     assert waiting is not None
     assert waiting.due is not None

@@ -26,7 +26,7 @@ from runtime.tasks.model import CommandEntry, FunctionEntry, Task
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions, WorkerResult
 from runtime.worker.worker import Worker
-from runtime.worker.worker_log import Reporter
+from runtime.worker.worker_log import WorkerLog
 from tests.services_support import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -192,7 +192,7 @@ class Bench:
 
     def _worker(self, queue: Queue, options: dict[str, Any]) -> Worker:
         options = {"idle_timeout": IDLE, **options}
-        return Worker(queue, WorkerOptions(**options), reporter=Reporter(self.log, json_lines=True))
+        return Worker(queue, WorkerOptions(**options), reporter=WorkerLog(self.log, json_lines=True))
 
     @contextmanager
     def running(self, *, over: Callable[[Queue], Any] = lambda queue: queue, **options: Any) -> Iterator[Running]:
