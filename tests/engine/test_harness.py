@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.harness import INSTALL, NEEDED, REQUIRE_VARIABLE, ROOT, Lab, require_engine
-from tests.engine.plugin import Difference, Secret, find_differences, is_covered, split_path, value_at
+from tests.engine.plugin import Difference, SecretValue, find_differences, is_covered, split_path, value_at
 from tests.kubernetes_support import INSTALL as INSTALL_KUBERNETES
 
 PROGRAM = """
@@ -183,8 +183,8 @@ def test_differences_are_named_by_path_and_kind() -> None:
 
 
 def test_secret_values_are_compared_by_what_lies_inside() -> None:
-    assert find_differences({"a": Secret("x")}, {"a": "x"}) == []
-    assert find_differences({"a": Secret("x")}, {"a": Secret("y")}) == [Difference("a", "update")]
+    assert find_differences({"a": SecretValue("x")}, {"a": "x"}) == []
+    assert find_differences({"a": SecretValue("x")}, {"a": SecretValue("y")}) == [Difference("a", "update")]
 
 
 def test_paths_with_quotes_indices_and_stars_are_understood() -> None:

@@ -13,7 +13,7 @@ from runtime.records import open_records
 from runtime.records.output_upload import find_outputs
 from runtime.shim.tree_walk import MOST_PARTS
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.tasks.model import Artifacts, CommandEntry, FunctionEntry, Task, TaskState
+from runtime.tasks.model import ArtifactSpec, CommandEntry, FunctionEntry, Task, TaskState
 from runtime.testing import sample_task
 from tests.deep_support import cleared, dig
 from tests.fakes.gcs import GcsServer
@@ -117,7 +117,7 @@ def test_artifact_of_a_task_leaves_out_what_lies_too_deep(bench: Bench) -> None:
     (bench.folder / "source" / "a.txt").write_text("one\n")
     queue, records = open_pair_with_folder(bench)
     identity = take_snapshot(bench.folder / "source", records)
-    task = shell(dig("model"), snapshot=identity, artifacts=Artifacts(capture={"model": "model"}))
+    task = shell(dig("model"), snapshot=identity, artifacts=ArtifactSpec(capture={"model": "model"}))
     queue.put([task])
 
     bench.run(queue)
