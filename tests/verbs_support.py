@@ -84,7 +84,7 @@ class Bench:
     def lease(self, worker: str = "w-one") -> Lease:
         [lease] = self.queue().lease(1, worker=worker, ttl=TTL)
         if not self.records.holds_tasks:
-            self.records.note_started(lease.task, StartedMark(lease.token, worker, self.now, alone=False))
+            self.records.record_started(lease.task, StartedMark(lease.token, worker, self.now, alone=False))
         return lease
 
     def succeed(self, lease: Lease | None = None, **fields: Any) -> Record:

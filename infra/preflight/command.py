@@ -21,9 +21,9 @@ from typing import Final
 from infra.cli import InfraParser, say, say_json
 from infra.preflight.findings import Level, Look, PreflightFinding, fail, guard, guard_all, ok, warn
 from infra.preflight.heads import list_head_looks
-from infra.preflight.names import find_referred, look_at_names, look_for
-from infra.preflight.policies import look_at_policies
-from infra.preflight.quotas import list_pool_looks, look_at_accounts, look_at_quotas, look_at_zone
+from infra.preflight.names import check_names, find_referred, look_for
+from infra.preflight.policies import check_policies
+from infra.preflight.quotas import check_accounts, check_quotas, check_zone, list_pool_looks
 from infra.settings.files import find_project_folder, find_stack_file, load_stack_config
 from infra.settings.model import StackSettings
 from infra.settings.read import settings_from
@@ -50,23 +50,23 @@ def preflight(settings: StackSettings, api: GoogleApi | None) -> Iterator[Prefli
         # Every other question would wait for its timeout, too.
         yield warn("the rest", "was not asked: Google cannot be reached from here", "mend the network, then ask again")
         return
-    yield from _look_around(settings, api)
+    yield from _run_checks(settings, api)
 
 
-def _look_around(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def _run_checks(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     looks: list[tuple[str, Look]] = [
         ("apis", lambda: _apis(settings, api)),
-        ("zones", lambda: look_at_zone(settings, api)),
-        ("quotas", lambda: look_at_quotas(settings, api)),
-        ("quota service accounts", lambda: look_at_accounts(settings, api)),
+        ("zones", lambda: check_zone(settings, api)),
+        ("quotas", lambda: check_quotas(settings, api)),
+        ("quota service accounts", lambda: check_accounts(settings, api)),
         *list_head_looks(settings, api),
         *list_pool_looks(settings, api),
     ]
     looks += [(f"uses {wanted.what}", partial(look_for, wanted, api)) for wanted in find_referred(settings)]
     for check, look in looks:
         yield from guard_all(check, look)
-    yield from look_at_names(settings, api)
-    yield from look_at_policies(settings, api)
+    yield from check_names(settings, api)
+    yield from check_policies(settings, api)
 
 
 EXAMPLES: Final = """examples:

@@ -19,12 +19,10 @@ _GONE: Final = frozenset({"OBSOLETE", "DELETED"})
 def list_head_looks(settings: StackSettings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
     """Yield `head HEAD` and the check of its machine and image."""
     for name, head in settings.heads.items():
-        yield f"head {name}", partial(_look_at_head, settings, f"head {name}", head, api)
+        yield f"head {name}", partial(_check_head, settings, f"head {name}", head, api)
 
 
-def _look_at_head(
-    settings: StackSettings, check: str, head: HeadSettings, api: GoogleApi
-) -> Iterator[PreflightFinding]:
+def _check_head(settings: StackSettings, check: str, head: HeadSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     where = f"compute/v1/projects/{settings.project}/zones/{settings.zone}/machineTypes"
     machine = api.find("compute", f"{where}/{head.machine_type}")
     if machine is not None:

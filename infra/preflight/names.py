@@ -78,7 +78,7 @@ def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[Planne
         yield PlannedName("identity pool", name, "iam", path, adoptable=True)
 
 
-def look_at_names(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def check_names(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     free = total = 0
     for wanted in list_wanted(settings):
         total += 1

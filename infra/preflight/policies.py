@@ -21,7 +21,7 @@ Judge: TypeAlias = Callable[[str, Mapping[str, Any], StackSettings], PreflightFi
 _EXCEPTION: Final = "ask an administrator of the organisation for an exception for this project"
 
 
-def look_at_policies(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def check_policies(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     rules: list[tuple[str, Judge]] = [
         ("gcp.resourceLocations", _locations),
         ("iam.allowedPolicyMemberDomains", _domains),

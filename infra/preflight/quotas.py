@@ -27,7 +27,7 @@ _DISKS: Final = {
 """First word of a disk type → check and metrics."""
 
 
-def look_at_quotas(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def check_quotas(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     needs = list(_compute_needs(settings))
     if not needs:
         return
@@ -82,7 +82,7 @@ def _limits(answer: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {each["metric"]: (each.get("limit", 0.0), each.get("usage", 0.0)) for each in answer.get("quotas", ())}
 
 
-def look_at_accounts(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def check_accounts(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     from infra.program import find_roles
 
     wanted = len(find_roles(settings)) + 2 * len(settings.heads) + 2 * (settings.ci is not None)
@@ -95,7 +95,7 @@ def look_at_accounts(settings: StackSettings, api: GoogleApi) -> Iterator[Prefli
         yield ok("quota service accounts", text)
 
 
-def look_at_zone(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
+def check_zone(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     if not settings.zone or not settings.heads:
         return
     zone = api.find("compute", f"compute/v1/projects/{settings.project}/zones/{settings.zone}")
@@ -116,10 +116,10 @@ def list_pool_looks(settings: StackSettings, api: GoogleApi) -> Iterator[tuple[s
     for head_name, head in settings.heads.items():
         for pool_name, pool in head.pools.items():
             label = f"{head_name}.{pool_name}"
-            yield f"pool {label}", partial(_look_at_pool, settings, label, pool, api)
+            yield f"pool {label}", partial(_check_pool, settings, label, pool, api)
 
 
-def _look_at_pool(
+def _check_pool(
     settings: StackSettings, label: str, pool: TpuPoolSettings, api: GoogleApi
 ) -> Iterator[PreflightFinding]:
     where = f"v2/projects/{settings.project}/locations/{settings.zone}"

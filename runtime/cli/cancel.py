@@ -158,7 +158,7 @@ def _choose(job: JobHandle, index: Sequence[str], *, release: bool, others: bool
             hint=f"runtime cancel {short(job.id)} --index {','.join(map(str, indices))}",
         )
     # A run that was lost may have left processes, and `runtime keep` takes it up if it is not cancelled.
-    reasons = GONE if job.launcher.takes_up else (EndReason.LOST,)
+    reasons = GONE if job.launcher.resumes else (EndReason.LOST,)
     gone = {each.index for each in status.indices if each.reason in reasons} - set(status.entry.outcomes)
     gone = set() if find_keeper(job.launcher) else gone  # there its labels find it
     left = [each for each in status.indices if not each.state.terminal or each.index in gone]

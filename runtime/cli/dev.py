@@ -143,7 +143,7 @@ class Session:
     def _follow(self) -> int | None:
         """Returns the exit code if the job has ended by itself, and None if the session is over before."""
         from runtime.cli.jobs import stuck_teller
-        from runtime.jobs.hosts.bucket import look_again_s
+        from runtime.jobs.hosts.bucket import poll_again_s
         from runtime.shim.dev_loop import SILENT_S
 
         job, tell = self.machine.job, stuck_teller(self.machine.job.id)
@@ -168,7 +168,7 @@ class Session:
             if self.once and self._code is not None:
                 return None
             tell(status)
-            time.sleep(look_again_s(job.files))
+            time.sleep(poll_again_s(job.files))
         return None
 
     def _judge(self, status: Any) -> int:
@@ -194,7 +194,7 @@ class Session:
             note(f"-- sent tree {self.machine.tree}: {count_noun(snapshot.files, 'file')}")
 
     def _read(self) -> None:
-        for end in self.machine.read(self._write, self._tell_where):
+        for end in self.machine.read(self._write, self._report_place):
             if end.tree < self.machine.tree and self.once:
                 continue
             note(f"-- {self._describe(end)}")
@@ -205,7 +205,7 @@ class Session:
         if tree >= self.machine.tree or not self.once:
             write_log(log.read(attempt))
 
-    def _tell_where(self, host: str) -> None:
+    def _report_place(self, host: str) -> None:
         if host and host != self._where:
             self._where = host
             note(f"-- runs on {host}")
@@ -235,7 +235,7 @@ class Session:
         if self.keep:
             note(f"-- the machine stays held for 15 minutes; `runtime cancel {job.id[:10]}` gives it back")
             return code
-        left = self._give_back()
+        left = self._release()
         note("-- giving the machine back")
         for each in left:
             note(f"left behind: {each}")
@@ -245,7 +245,7 @@ class Session:
         note(f"job {job.id} {describe_state(status.state, status.reason)}: the machine is given back")
         return code
 
-    def _give_back(self) -> list[str]:
+    def _release(self) -> list[str]:
         """Ctrl-C ends the connection of a terminal's `ssh` too, so that the first try may fail."""
         try:
             return self.machine.give_back()

@@ -97,7 +97,7 @@ def build(
     if there:
         note(f"this commit's image is there already: {there}")
     image = reuse(plan, chosen, there) if there else build_image(plan, chosen)
-    _say_built(plan, image, chosen, output)
+    _report_built(plan, image, chosen, output)
 
 
 @app.command()
@@ -142,7 +142,7 @@ def push(
         "TAGS": lambda pushed: ", ".join(pushed.tags),
     }
     print_list(results, columns, output)
-    _say_where_to_pin(outputs, name, results)
+    _report_pin(outputs, name, results)
     ensure_all_pushed(name, results)
 
 
@@ -186,7 +186,7 @@ def _targets(
     return outputs, find_targets(outputs, registry=registry, regions=regions or ())
 
 
-def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: OutputFormat) -> None:
+def _report_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         print_json(
             {
@@ -204,7 +204,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: OutputFor
     note(f"built with {tool}; `runtime image push {plan.name}` takes it to the registries of a stack")
 
 
-def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[PushResult]) -> None:
+def _report_pin(outputs: StackOutputs, name: str, results: list[PushResult]) -> None:
     """Print the line for the stack file, for an image that heads run."""
     if name != "cluster" and name not in head_images(outputs):
         return

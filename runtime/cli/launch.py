@@ -152,7 +152,7 @@ def launch(
     from runtime.client.jobs.launch import launch as start
 
     with start(request, targets, settings=settings, options=options, progress=note) as job:
-        return tell_started(job, follow=follow, output=output)
+        return report_started(job, follow=follow, output=output)
 
 
 def read_artifacts(
@@ -428,7 +428,7 @@ def _plan_fields(prepared: PreparedLaunch) -> dict[str, Any]:
     }
 
 
-def tell_started(job: JobHandle, *, follow: bool, output: OutputFormat) -> int:
+def report_started(job: JobHandle, *, follow: bool, output: OutputFormat) -> int:
     if not job.new:
         note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
     if not follow:

@@ -137,7 +137,7 @@ def _retry_job(text: str, index: list[str], *, others: bool, on: str | None, yes
     from runtime.jobs.indices import choose_indices
 
     with open_job(text, on) as job:
-        status, _ = job.look_closely(note)
+        status, _ = job.poll_closely(note)
         check_owner(status.entry, others=others, verb="retry")
         chosen = choose_runs(status, choose_indices(status.entry, index))
         if len(chosen) > 1:

@@ -144,7 +144,7 @@ def publish(
     found = read_stack(name, settings=settings)
     folder = Path.cwd()
     plan = plan_publication(found, now=datetime.now(UTC), to=to, commit=find_commit(folder, commit), folder=folder)
-    _say_changes(plan)
+    _report_changes(plan)
     if not dry_run:
         if plan.needs_consent:
             confirm(f"replace the contract at {plan.url}", yes=yes)
@@ -208,7 +208,7 @@ def _leaf_text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _say_changes(plan: Publication) -> None:
+def _report_changes(plan: Publication) -> None:
     if plan.why:
         note(plan.why)
     for change in plan.changes if plan.previous or plan.needs_consent else ():

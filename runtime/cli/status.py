@@ -153,7 +153,7 @@ def status(
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
     if isinstance(seen, StatusBoard):
-        seen = replace(seen, jobs=_note_silent(seen.jobs))
+        seen = replace(seen, jobs=_record_silent(seen.jobs))
     if output is OutputFormat.JSON:
         if isinstance(seen, StatusBoard):
             tasks = {each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}
@@ -212,7 +212,7 @@ def _list_status(wanted: JobFilter, *, refresh: bool, watch: bool, output: Outpu
     read = partial(_read_all_jobs, load_settings(), wanted=wanted, refresh=refresh)
     if watch:
         return _watch(lambda: JobList(read()), remote=refresh)
-    seen = _note_silent(read())
+    seen = _record_silent(read())
     if output is OutputFormat.JSON:
         print_json(_jobs_fields(seen))
     else:
@@ -231,7 +231,7 @@ def _read_all_jobs(
     )
 
 
-def _note_silent(targets: tuple[TargetJobs, ...]) -> tuple[TargetJobs, ...]:
+def _record_silent(targets: tuple[TargetJobs, ...]) -> tuple[TargetJobs, ...]:
     """Note the targets that did not answer; the rest is shown without it."""
     for seen in targets:
         if seen.problem:
@@ -358,19 +358,19 @@ def _read(
     return read_experiment(opened, found.name, now=now, exact=exact, failures=shown, tally=tally)
 
 
-def _look_path(opened: OpenStack) -> Path:
+def _last_look_path(opened: OpenStack) -> Path:
     return opened.settings.data_dir / "looked" / opened.name.replace("/", "%2F")
 
 
 def _looked_at(opened: OpenStack) -> datetime | None:
     try:
-        return datetime.fromtimestamp(_look_path(opened).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(_last_look_path(opened).stat().st_mtime, UTC)
     except OSError:
         return None
 
 
 def _remember_look(opened: OpenStack) -> None:
-    path = _look_path(opened)
+    path = _last_look_path(opened)
     with suppress(OSError):  # Then every failure stays new.
         write_private(path, "")
 

@@ -493,7 +493,7 @@ def _submit(
             hearers.watch(target, options.experiment, new=bool(done.new or done.resumed))
         done = replace(done, stack=opened.name, snapshot=code.snapshot, environment=packages.id)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
-        _say_submitted(done, request.source is not None, code, packages)
+        _report_submitted(done, request.source is not None, code, packages)
         if done.new:
             note_skew(target.records)
         if not wait:
@@ -510,7 +510,7 @@ def _finish(done: Submission, output: OutputFormat) -> int:
 
 
 def _wait(done: Submission, target: Queue, opened: Stack, output: OutputFormat) -> int:
-    from runtime.cli.wait import say_ended, wait_shown
+    from runtime.cli.wait import report_ended, wait_shown
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     waited = wait_shown(done, name, opened, queue=target, total=done.count)
@@ -526,7 +526,7 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: OutputFormat) 
         )
     else:
         _finish(done, output)
-    say_ended(waited, target.records)
+    report_ended(waited, target.records)
     return 1 if waited.failed else 0
 
 
@@ -540,7 +540,7 @@ def _submission_fields(done: Submission) -> dict[str, Any]:
     return {**shown, "ids": None if done.ids is None else list(done.ids)}
 
 
-def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode, packages: SubmittedPackages) -> None:
+def _report_submitted(done: Submission, from_file: bool, code: SubmittedCode, packages: SubmittedPackages) -> None:
     total = done.new + done.known + done.same + done.skipped
     lines = "lines" if from_file else "tasks"
     where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"

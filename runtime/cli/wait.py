@@ -74,7 +74,7 @@ def wait(
             print_json(
                 {str(found.kind): found.name, "complete": waited.complete, "totals": totals, "failed": waited.failed}
             )
-        say_ended(waited, opened.records)
+        report_ended(waited, opened.records)
     if not waited.complete and span is not None:
         note(f"not over after {format_duration(span)}, the work goes on; `runtime wait {found.name}` waits again")
         return TIMED_OUT
@@ -189,7 +189,7 @@ def _why_it_waits(opened: Stack, what: str) -> str | None:
     return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
 
 
-def say_ended(waited: WaitResult, records: RecordStore) -> None:
+def report_ended(waited: WaitResult, records: RecordStore) -> None:
     counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
     note(", ".join(counts) or "nothing to wait for")
     if not waited.failed:

@@ -73,7 +73,7 @@ def launch_fleet(argv: Sequence[str]) -> int:
             f"`{used}` of `runtime worker` belongs to a fleet, and no target is named to launch it on",
             hint="--on TARGET launches workers there; without it, one worker runs here",
         )
-    from runtime.cli.launch import build_request, print_dry_run, read_gpus, tell_started
+    from runtime.cli.launch import build_request, print_dry_run, read_gpus, report_started
     from runtime.cli.output import OutputFormat
     from runtime.client.jobs.launch import launch
     from runtime.client.jobs.prepare import LaunchOptions
@@ -110,7 +110,7 @@ def launch_fleet(argv: Sequence[str]) -> int:
     if given.dry_run:
         return print_dry_run(request, names, settings, launch_options, output)
     with launch(request, names, settings=settings, options=launch_options, progress=note) as job:
-        return tell_started(job, follow=False, output=output)
+        return report_started(job, follow=False, output=output)
 
 
 def _command(words: Sequence[str], targets: Sequence[Target]) -> list[str]:

@@ -191,10 +191,10 @@ def get_artifact(
     Returns the path of the artifact: that folder, or a single file in it.
     """
     version, manifest = open_version(info, records)
-    return bring_home(records.open_artifacts(), version, manifest, to, progress=progress)
+    return download_version(records.open_artifacts(), version, manifest, to, progress=progress)
 
 
-def bring_home(
+def download_version(
     store: ArtifactReader,
     version: Version,
     manifest: ArtifactManifest,
@@ -342,10 +342,10 @@ def _names_job(owner: str) -> bool:
 
 def _put_from_job(source: str, tag: str, records: RecordStore, experiment: str) -> str:
     """Put what a run of a job left, which lies in the record root of its target."""
-    from runtime.client.jobs.artifacts import bring_source
+    from runtime.client.jobs.artifacts import open_source
 
     with tempfile.TemporaryDirectory(prefix="runtime-reuse-") as folder:
-        return put_artifact(bring_source(source, Path(folder) / "home"), tag, experiment, records).version
+        return put_artifact(open_source(source, Path(folder) / "home"), tag, experiment, records).version
 
 
 def split_source(source: str) -> tuple[str, str]:

@@ -224,11 +224,11 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
             try:
                 yield from records.read_part(part)
             except LOST_FOR_GOOD as problem:
-                _say_once(problem.message)
+                _report_once(problem.message)
 
 
 @functools.cache
-def _say_once(problem: str) -> None:
+def _report_once(problem: str) -> None:
     CleanLogger(__name__).warning("%s; passed over", problem)
 
 

@@ -33,7 +33,7 @@ from runtime.records.sqlite_file import (
     EmbeddedFile,
     check_layout,
     explain_sqlite,
-    look_at_file,
+    inspect_file,
     make_tables,
 )
 from runtime.system import system
@@ -82,7 +82,7 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
 
     Killed at any moment and run again, it has the same result: the damaged file has two names until it is replaced.
     """
-    look_at_file(path, may_be_empty=True)
+    inspect_file(path, may_be_empty=True)
     if not path.exists():
         raise NotPossible(f"there is no task file `{path}`", hint="name another with `--file`")
     path = path.resolve()

@@ -249,7 +249,7 @@ def give_up(world: World, *, token: str) -> set[RestartStep]:
         reach(f"give_up.{step}")
 
 
-def tell_standing(view: RestartView) -> str:
+def describe_state(view: RestartView) -> str:
     """What a restart that was begun has done, in words."""
     hold = view.hold
     assert hold is not None
@@ -268,7 +268,7 @@ def foresee_give_up(view: RestartView, *, open_jobs: int) -> Iterator[tuple[Rest
     hold = view.hold
     if hold is None:
         return
-    yield RestartStep.HOLD, f"take the mark over, unless its maker is at work; {tell_standing(view)}"
+    yield RestartStep.HOLD, f"take the mark over, unless its maker is at work; {describe_state(view)}"
     if _may_hide_stopped(view, hold):
         yield RestartStep.RELEASE, f"refused, and the mark stays: {HeadSilent(hold).message}"
         return

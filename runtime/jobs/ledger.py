@@ -165,7 +165,7 @@ REFUSED: Final = "refused"
 """File in the run folder of a job that the backend did not take."""
 
 
-def note_refusal(files: Files, job: str, problem: RequestRefused) -> None:
+def record_refusal(files: Files, job: str, problem: RequestRefused) -> None:
     """Note that the backend did not take the job, so that it is not shown as waiting; `problem.reason` is its end, if the
     class has one."""
     content = {"reason": getattr(problem, "reason", EndReason.CONFIG_INVALID), "message": problem.message}

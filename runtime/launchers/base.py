@@ -40,7 +40,7 @@ class Launcher(Protocol):
     secret_schemes: ClassVar[Mapping[str, SecretScheme]]
     """Scheme of a secret's source → how the value reaches the command here. The default for launchers of other packages is
     `COMMON_SCHEMES`."""
-    takes_up: ClassVar[bool]
+    resumes: ClassVar[bool]
     """True if the backend restarts nothing by itself: a repeated launch of a job whose native job is gone without a result
     then starts its shim again. The default for launchers of other packages is False."""
 
@@ -94,7 +94,7 @@ class Clears(Protocol):
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         """End the processes that killed shims of the job in this run folder left. Returns what is left, in words."""
 
-    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+    def find_leftovers(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         """The jobs that still have processes on this host."""
 
 

@@ -47,7 +47,7 @@ def get_launcher(kind: str) -> Launcher:
             raise MissingExtra(f"launcher `{kind}`", _EXTRAS[kind]) from problem
         raise
     launcher = made()
-    for name, default in (("takes_up", False), ("secret_schemes", COMMON_SCHEMES)):
+    for name, default in (("resumes", False), ("secret_schemes", COMMON_SCHEMES)):
         if not hasattr(launcher, name):
             setattr(type(launcher), name, default)
     return cast("Launcher", launcher)

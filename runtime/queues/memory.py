@@ -144,7 +144,7 @@ class MemoryQueue:
                     continue
                 task = release.lease.task
                 if release.note is not None:
-                    self.records.note_ended(task, release.note)
+                    self.records.record_ended(task, release.note)
                 del self._held[task.id]
                 self._waiting[task.id] = replace(
                     held.waiting,
@@ -175,7 +175,7 @@ class MemoryQueue:
                         progressed=running.is_proven(held.token),
                         unseen=running.proven is not None,
                     )
-                    self.records.note_ended(held.waiting.task, note)
+                    self.records.record_ended(held.waiting.task, note)
                 self._waiting[task_id] = replace(
                     held.waiting, due=_ALWAYS, tries=held.waiting.tries + began, suspect=True
                 )

@@ -172,14 +172,14 @@ class ResultStore(Protocol):
 class AttemptStore(Protocol):
     """Attempts that began, and the ends of attempts that did not succeed."""
 
-    def note_started(self, task: Task, started: StartedMark) -> None: ...
+    def record_started(self, task: Task, started: StartedMark) -> None: ...
     def retract_started(self, task: Task, token: str) -> None:
         """Remove the mark of an attempt that did not begin after all."""
 
-    def note_proven(self, task: Task, token: str) -> None:
+    def record_proven(self, task: Task, token: str) -> None:
         """Note that a running attempt has proven itself: if its worker is lost, nobody else knows how long it ran."""
 
-    def note_ended(self, task: Task, note: EndedNote) -> None:
+    def record_ended(self, task: Task, note: EndedNote) -> None:
         """Create-only by token; a second one of the same token changes nothing.
 
         In a store that does not hold the leases, an attempt's own end counts, and not an `unseen` one of the same token:
@@ -203,7 +203,7 @@ class ManifestStore(Protocol):
     def parts(self, experiment: str) -> list[ManifestPart]: ...
     def read_part(self, part: ManifestPart) -> list[str]: ...
     def mark_sent(self, part: ManifestPart) -> None: ...
-    def note_late(self, part: ManifestPart) -> None:
+    def record_late(self, part: ManifestPart) -> None:
         """Note that others may list the tasks of a part that is not sent."""
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:

@@ -21,7 +21,7 @@ def is_full(folder: Path) -> bool:
     return found.f_bavail * found.f_frsize < FULL_BYTES or (found.f_files > 0 and not found.f_favail)
 
 
-def tell_free(folder: Path) -> str:
+def describe_free(folder: Path) -> str:
     """The free space for people: `1.5GiB and 81,002 files`."""
     try:
         found = os.statvfs(folder)

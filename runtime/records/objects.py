@@ -71,10 +71,10 @@ class Objects:
         return next(iter(self.blobs.list_keys(key)), None) == key
 
     def put_note(self, reference: str, data: bytes) -> None:
-        self.blobs.create(_note_key(reference), data)
+        self.blobs.create(_record_key(reference), data)
 
     def get_note(self, reference: str) -> bytes | None:
-        return self.blobs.get(_note_key(reference))
+        return self.blobs.get(_record_key(reference))
 
     def get_blob(self, reference: str) -> bytes:
         """Only the last two parts of the reference count, so a share mounted at another path works too."""
@@ -202,7 +202,7 @@ class BlobManifests(Objects):
         # The index is claimed first: two submitters of different tasks must not both get it.
         claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
         if claimed is not None and claimed != name.encode():
-            self._note_late(digest, claimed.decode(errors="replace"))
+            self._record_late(digest, claimed.decode(errors="replace"))
             raise PartTaken(experiment, index)
         if queue is not None:
             # First, so that nobody reads the part without it.
@@ -213,7 +213,7 @@ class BlobManifests(Objects):
         sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
         return ManifestPart(experiment, name, len(lines), sent=sent, queue=queue)
 
-    def _note_late(self, digest: str, name: str) -> None:
+    def _record_late(self, digest: str, name: str) -> None:
         """Leave a note beside a part that was claimed and is not written: it may come after the tasks were listed again."""
         folder = f"manifests/{digest}/"
         if re.fullmatch(PART, f"{folder}{name}.late", re.ASCII) and self.blobs.get(f"{folder}{name}.jsonl") is None:
@@ -247,9 +247,9 @@ class BlobManifests(Objects):
     def mark_sent(self, part: ManifestPart) -> None:
         self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")
 
-    def note_late(self, part: ManifestPart) -> None:
+    def record_late(self, part: ManifestPart) -> None:
         self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.late", b"")
 
 
-def _note_key(reference: str) -> str:
+def _record_key(reference: str) -> str:
     return "/".join(reference.split("/")[-2:]) + ".note"

@@ -95,7 +95,7 @@ def why_no_object(name: str, url: str) -> str | None:
     return "has a control character in its name" if any(ord(char) < 32 or ord(char) == 127 for char in name) else None
 
 
-def tell_left_out(others: dict[str, str]) -> str | None:
+def report_left_out(others: dict[str, str]) -> str | None:
     """One sentence for people; None if there are none."""
     if not others:
         return None

@@ -242,16 +242,16 @@ class BlobResults(BlobManifests):
             self._report(key, record.unreadable)
         return record
 
-    def note_started(self, task: Task, started: StartedMark) -> None:
+    def record_started(self, task: Task, started: StartedMark) -> None:
         self.blobs.create(layout.attempt_key(task, started.token, "started"), codec.STARTED.encode(started))
 
     def retract_started(self, task: Task, token: str) -> None:
         self.blobs.delete(layout.attempt_key(task, token, "started"))
 
-    def note_proven(self, task: Task, token: str) -> None:
+    def record_proven(self, task: Task, token: str) -> None:
         self.blobs.create(layout.attempt_key(task, token, "proven"), b"{}")
 
-    def note_ended(self, task: Task, note: EndedNote) -> None:
+    def record_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=end_of(note.log, NOTE_LOG_BYTES))
         step: Literal["lost", "ended"] = "lost" if note.unseen else "ended"
         self.blobs.create(layout.attempt_key(task, note.token, step), codec.ENDED.encode(note))

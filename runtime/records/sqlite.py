@@ -445,16 +445,16 @@ class SqliteRecords(SqliteResults, BlobRecords):
         with self.file.reading() as connection:
             connection.execute("SELECT count(*) FROM queues").fetchone()
 
-    def note_started(self, task: Task, started: StartedMark) -> None:
+    def record_started(self, task: Task, started: StartedMark) -> None:
         """Nothing to write: the lease is the mark."""
 
     def retract_started(self, task: Task, token: str) -> None:
         """Nothing was written."""
 
-    def note_proven(self, task: Task, token: str) -> None:
+    def record_proven(self, task: Task, token: str) -> None:
         """Nothing to write: the worker's file says it."""
 
-    def note_ended(self, task: Task, note: EndedNote) -> None:
+    def record_ended(self, task: Task, note: EndedNote) -> None:
         with self.file.transaction(durable=True) as connection:
             row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task.id,)).fetchone()
             if row is not None:

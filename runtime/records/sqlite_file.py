@@ -29,7 +29,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable, Untrusted
 from runtime.file_trust import check_trusted, close_file, make_folders
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
-from runtime.records.free_space import is_full, tell_free
+from runtime.records.free_space import describe_free, is_full
 from runtime.records.sidecar_files import check_beside, take_names
 from runtime.records.transitions import enter_new, has_new, show_new
 from runtime.system import system
@@ -336,7 +336,7 @@ class EmbeddedFile:
                 hint="fork outside of a transaction or a listing, or start processes by `spawn`:"
                 ' multiprocessing.get_context("spawn")',
             )
-        look_at_file(self.path)
+        inspect_file(self.path)
         if not self.path.exists():
             # SQLite would make it with the mode 0644 at most, and it gives its other files the mode of this one.
             os.close(os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if self.private else 0o666))
@@ -448,7 +448,7 @@ def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> Infrastructure
         return damaged(path, str(problem))
     facts: list[str] = []
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_full(path.parent)):
-        facts.append(f"free: {tell_free(path.parent)}")
+        facts.append(f"free: {describe_free(path.parent)}")
         hint: str | None = "free some space on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         hint = f"you need to read and write it, what is beside it and its folder: ls -ld {path.parent} {path}*"
@@ -472,7 +472,7 @@ def damaged(path: Path, said: str) -> StoreBroken:
     )
 
 
-def look_at_file(path: Path, *, may_be_empty: bool = False) -> None:
+def inspect_file(path: Path, *, may_be_empty: bool = False) -> None:
     """Raise for a file that SQLite would hang on, explain misleadingly, or take for a new one."""
     try:
         status = path.stat()
@@ -518,7 +518,7 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
 
 def examine_file(path: Path, *, patience_s: float) -> bool:
     """Check a task file without changing it; False if `patience_s` passed first. Raises its first problem."""
-    look_at_file(path)
+    inspect_file(path)
     until = system.monotonic() + patience_s
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:

@@ -68,7 +68,7 @@ class BlobRecords(BlobTotals, RecordStore):
             if self._create_or_read(key, data) in (None, data):
                 self._skew.fresh = key, asked, self._clock.now()
                 break
-        self.look_after_orders(queue)
+        self.poll_orders(queue)
         return identity
 
     def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> QueueControl:
@@ -99,7 +99,7 @@ class BlobRecords(BlobTotals, RecordStore):
         oldest = self._clock.now() - newer_than
         return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
 
-    def look_after_orders(self, queue: str) -> None:
+    def poll_orders(self, queue: str) -> None:
         """Merge orders after one was given, which stands even if this fails: the next order tries again."""
         with suppress(RuntimeFailure):
             self._put_orders_together(queue)
@@ -271,7 +271,7 @@ class BlobRecords(BlobTotals, RecordStore):
         }
         names = [name for name in found.files if name not in odd]
         deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
-        left_out = output_upload.tell_left_out(found.others | odd)
+        left_out = output_upload.report_left_out(found.others | odd)
         return KeptOutputs(self._address(key) if names else None, left_out)
 
     def open_artifacts(self) -> ArtifactStore:

@@ -73,7 +73,7 @@ class LifeSigns(object):
             self.beats, self.due = self.beats + 1, now + BEAT_S
             self.record.beat(self.prefix + "beat", str(self.beats))
 
-    def tell_metrics(self, name):
+    def report_metrics(self, name):
         """Write the sum of the reports so far if it is due and there are new ones: seldom, if the attempt runs for long."""
         now = time.monotonic()
         if now >= self.sums_due:
@@ -81,7 +81,7 @@ class LifeSigns(object):
             if self.reports.look():
                 self.record.beat(name, self.reports.encode())
 
-    def tell_memory(self):
+    def report_memory(self):
         """Note whether the memory is nearly full, for the next start to know if this one is killed."""
         share = 0.0 if pod_failures() is None else memory_share() or 0.0
         full = share >= (MEMORY_FREE if self.full else MEMORY_FULL)
@@ -343,11 +343,11 @@ class CommandAttempt(object):
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
             if self.asked.warned:
                 self.asked.warned = False
-                self._heed_notice(now)
+                self._handle_notice(now)
             self.life.beat()
-            self.life.tell_memory()
+            self.life.report_memory()
             if self._leads():
-                self.life.tell_metrics(self.run.attempt_name(self.number) + "/" + METRICS_SUM)
+                self.life.report_metrics(self.run.attempt_name(self.number) + "/" + METRICS_SUM)
             if self._leads() and self.run.cancelled():
                 self._end(self.order["grace_s"])
                 return "cancelled", 1, {}
@@ -395,7 +395,7 @@ class CommandAttempt(object):
         if name:
             self.ranks.ask_for_checkpoint(name)
 
-    def _heed_notice(self, now):
+    def _handle_notice(self, now):
         """Ask for a checkpoint, and move the deadline to the end of the time for it: at once if nothing can ask for one."""
         from runtime.shim.notices import time_for_checkpoint
 

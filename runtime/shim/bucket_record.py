@@ -148,7 +148,7 @@ class Checkpoints(object):
     def _leave_out(self, problem):
         if problem.filename not in self.left_out:
             self.left_out.add(problem.filename)
-            say_left_out("a checkpoint", problem)
+            log_left_out("a checkpoint", problem)
 
     def send(self, give_up=None):
         """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
@@ -520,7 +520,7 @@ class Carrier(object):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
             results = [os.path.join(self.folder, name) for name in list_names(self.folder) if is_result(name)]
-            outputs = list_files(self.output, functools.partial(say_left_out, "an output"))
+            outputs = list_files(self.output, functools.partial(log_left_out, "an output"))
             sending += [pool.submit(self._send_output, path) for path in results + list(outputs)]
             for each in sending:
                 each.result()
@@ -576,7 +576,7 @@ def list_files(folder, refuse=None):
                     refuse(problem)
 
 
-def say_left_out(what, problem):
+def log_left_out(what, problem):
     """Name what cannot be looked at, unless it has been removed or is a link to nothing."""
     if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         say("%s is left out: %s: %s" % (what, _shorten(problem.filename), problem.strerror))

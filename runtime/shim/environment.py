@@ -108,7 +108,7 @@ def _find_environment(made, job, tree, build, gives_up, log):
         ]
     for place in places:
         is_good = is_ours(os.path.dirname(place), alone=True) and is_ours(place, alone=True) and _is_whole(place)
-        if is_good and (not made.get("local") or _note_use(place)):
+        if is_good and (not made.get("local") or _record_use(place)):
             return os.path.realpath(place)
     if not build:
         text = "the environment of %s was to be made at the launch, and %s is not there, or not this user's alone"
@@ -144,7 +144,7 @@ def _own_folder(records, job):
     return private_folder("%s-%d" % (common, os.geteuid()))
 
 
-def _note_use(place):
+def _record_use(place):
     """Note that an environment of this machine is in use; False if it was removed just now."""
     try:
         os.utime(place, follow_symlinks=False)
@@ -280,7 +280,7 @@ def _build_environment(made, python, lock, place, gives_up, log):
                 )
                 log("$ %s\n%s" % (" ".join(words), said and said + "\n"))
                 if code != 0:
-                    text = "%s failed: %s" % (" ".join(_name(words)), tell_end(said))
+                    text = "%s failed: %s" % (" ".join(_name(words)), describe_end(said))
                     away = _NETWORKS.search(said) and not names_index
                     # A manager that was killed, such as for memory, says nothing about the lock file.
                     is_machines = is_base or away or not 0 < code < 128 or _MACHINES.search(said)
@@ -296,7 +296,7 @@ def _build_environment(made, python, lock, place, gives_up, log):
         raise
 
 
-def tell_end(said):
+def describe_end(said):
     """The last lines of what a manager said. The reason comes last, where pip often has something else."""
     lines = said.splitlines()
     reasons = [line for line in lines if _REASON.match(line)][-1:]

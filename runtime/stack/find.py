@@ -257,7 +257,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
             tried.append(f"{label}: `{source}` holds stack `{published.name}`")
         else:
             if failed is not None:
-                _say_published(published, failed)
+                _report_published(published, failed)
             return remember(published, settings, name)
         return None
 
@@ -279,7 +279,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     if asked and copy and copy != settings.outputs and (found := try_copy("published copy", copy)):
         return found
     if cached is not None and allow_cache:
-        return _say_cached(cached, tried[0] if _has_pulumi() else tried[-1])
+        return _report_cached(cached, tried[0] if _has_pulumi() else tried[-1])
     if not allow_cache and isinstance(first, StoreUnavailable):
         raise first
     tried.append(f"cache: no copy in `{cache_folder(settings)}`")
@@ -299,7 +299,7 @@ def _find_published(settings: Settings) -> FoundStack:
         return remember(published, settings)
     for cached in list_cached(settings):
         if cached.source == settings.outputs:
-            return _say_cached(cached, published.message)
+            return _report_cached(cached, published.message)
     raise published
 
 
@@ -310,13 +310,13 @@ def _known_copy(cached: FoundStack | None) -> str | None:
     return cached.source if is_location(cached.source) else cached.outputs.published_url
 
 
-def _say_published(found: FoundStack, failed: PulumiFailed) -> None:
+def _report_published(found: FoundStack, failed: PulumiFailed) -> None:
     when = found.published.at if found.published else None
     age = f", published {format_duration(system.now() - when)} ago" if when else ""
     _warn(f"using the published copy of stack `{found.name}` at {found.source}{age} (pulumi: {failed.reason})")
 
 
-def _say_cached(cached: FoundStack, why: str) -> FoundStack:
+def _report_cached(cached: FoundStack, why: str) -> FoundStack:
     age = format_duration(system.now() - cached.read_at)
     _warn(f"using outputs of stack `{cached.name}` as read {age} ago from {cached.source} ({why})")
     return cached

@@ -164,7 +164,7 @@ class GoogleApi:
                 failure: InfrastructureFailure = _explain(method, url, problem)
                 cause: Exception | None = problem
             else:
-                self._note_time(answer.headers.get("date"))
+                self._record_time(answer.headers.get("date"))
                 if answer.ok:
                     return _read_object(method, url, answer)
                 failure, cause = _refusal(method, url, answer), None
@@ -173,7 +173,7 @@ class GoogleApi:
             system.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _note_time(self, date: str | None) -> None:
+    def _record_time(self, date: str | None) -> None:
         try:
             self.skew = system.now() - parsedate_to_datetime(date) if date else self.skew
         except (ValueError, TypeError):  # no date, or one without a zone

@@ -72,7 +72,7 @@ def choose_sinks(message: Notification, record: Record | None) -> dict[int, Task
     return {number: sink for number, sink in enumerate(message.sinks) if wanted[number]}
 
 
-def tell_end(message: Notification, record: Record) -> dict[str, Any]:
+def describe_end(message: Notification, record: Record) -> dict[str, Any]:
     """Return the message about a task that has ended. It has no argument, value or line of a log."""
     state, reason = record.state.value, record.reason.value
     identity = _digest([record.task_id, record.generation, state, reason, record.token])[:24]
@@ -94,7 +94,7 @@ def tell_end(message: Notification, record: Record) -> dict[str, Any]:
     }
 
 
-def tell_complete(message: Notification, counts: Mapping[TaskState, int], *, now: datetime) -> dict[str, Any]:
+def describe_complete(message: Notification, counts: Mapping[TaskState, int], *, now: datetime) -> dict[str, Any]:
     """Return the message about an experiment in which nothing is left to do."""
     ended = {state.value: count for state, count in counts.items() if count}
     state = next((each for each in ("failed", "cancelled", "expired") if each in ended), "succeeded")

@@ -49,7 +49,7 @@ class LauncherCase:
     patience_s: float = 60
     """How long a job of one second may take until it has ended."""
     break_job: Callable[[JobHandle], None] | None = None
-    """Takes a running job's machine away without notice, for launchers with `takes_up`."""
+    """Takes a running job's machine away without notice, for launchers with `resumes`."""
     metadata: MetadataServer | None = None
     """The stand-in for a cloud's metadata server whose variables the shims have, for launchers that heed notices."""
     tell: Callable[[], str] = str
@@ -103,11 +103,11 @@ class Bench:
             _skip(refused.message)
         return ref
 
-    def require_take_up(self) -> Callable[[JobHandle], None]:
+    def require_resume(self) -> Callable[[JobHandle], None]:
         """Return the case's `break_job`. Skip the test if the backend restarts lost jobs by itself."""
-        if not self.launcher.takes_up:
+        if not self.launcher.resumes:
             _skip("its backend starts what is gone again by itself")
-        assert self.case.break_job is not None, "the case of a launcher with `takes_up` needs `break_job`"
+        assert self.case.break_job is not None, "the case of a launcher with `resumes` needs `break_job`"
         return self.case.break_job
 
     def require_owned(self) -> None:

@@ -91,7 +91,7 @@ class ProtocolSuite:
         assert (at_first[job.id], left) == ([0], [])
 
     def test_keeper_leaves_a_job_that_runs_and_takes_it_up_when_its_machine_went(self, bench: Bench) -> None:
-        break_job = bench.require_take_up()
+        break_job = bench.require_resume()
         job = bench.start("sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || exec sleep 600")
         bench.wait_for(lambda: read_log(job) == "attempt 1\n")
         place = bench.open_place()

@@ -412,7 +412,7 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
 
     @pytest.mark.parametrize("point", TAKE_UP_FAULTS)
     def test_job_that_is_gone_is_taken_up_once_by_launching_again(self, bench: Bench, point: str) -> None:
-        break_job = bench.require_take_up()
+        break_job = bench.require_resume()
         spec = {"command": ["sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"]}
         out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
         assert out, errors
@@ -436,7 +436,7 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
     def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
-        break_job = bench.require_take_up()
+        break_job = bench.require_resume()
         command = ("sh", "-c", "echo runs; [ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
         array = Array(count=3, max_parallel=2)
         job = bench.start(*command, array=array)
@@ -452,7 +452,7 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
         assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
 
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
-        break_job = bench.require_take_up()
+        break_job = bench.require_resume()
         job = bench.start("sleep", "600", retry=Retry(preemption=0))
         bench.wait_for(lambda: job.attempts() == [1])
         break_job(job)

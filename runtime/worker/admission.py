@@ -60,7 +60,7 @@ class Admission:
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
         """Leases that need a look into their tasks' past."""
-        self._look_up = services.offload.lane(self._look_back, self._looked, at_once=calls_at_once(services.records))
+        self._look_up = services.offload.lane(self._read_history, self._looked, at_once=calls_at_once(services.records))
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
@@ -183,7 +183,7 @@ class Admission:
             unknown, self._unknown = self._unknown, []
             self._look_up(unknown)
 
-    def _look_back(self, held: HeldLease) -> tuple[Record | None, History]:
+    def _read_history(self, held: HeldLease) -> tuple[Record | None, History]:
         """Read earlier deliveries of a task from the store. Runs off the loop if the store is remote."""
         records, traits = self._services.records, self._services.queue.traits
         lease, task = held.lease, held.lease.task
@@ -210,7 +210,7 @@ class Admission:
                     progressed=bool(mark.proven),
                     unseen=mark.proven is not None,
                 )
-                records.note_ended(task, note)
+                records.record_ended(task, note)
                 history = replace(history, ended=(*history.ended, note))
         return record, replace(history, open=())
 
@@ -302,9 +302,9 @@ class Admission:
     def _bring(self, held: HeldLease) -> None:
         """Have the attempt find its artifacts, and then its secrets."""
         if self._captures.wants(held):
-            self._captures.bring(held, self.furnishing.furnish, self._not_brought)
+            self._captures.bring(held, self.furnishing.inject, self._not_brought)
         else:
-            self.furnishing.furnish(held)
+            self.furnishing.inject(held)
 
     def _not_brought(self, held: HeldLease, problem: Exception) -> None:
         """Give the task back: nothing of it has run, so this is no failure of its own. What no store has fails it."""

@@ -140,9 +140,9 @@ class ArtifactSaver:
             tags.append(CHECKPOINT)
         try:
             for tag in tags:
-                self._bring_newest(kept, store, brought, tag)
+                self._restore_newest(kept, store, brought, tag)
             for tag, version in task.artifacts.reuse.items():
-                self._bring_named(kept, store, tag, version)
+                self._restore_named(kept, store, tag, version)
             bringing = Path(f"{kept.place}.bringing")
             if (bringing / CHECKPOINT).is_dir():
                 (bringing / CHECKPOINT).rename(f"{kept.place}.checkpoint")
@@ -152,7 +152,7 @@ class ArtifactSaver:
             remove_tree(f"{kept.place}.bringing")
         return brought
 
-    def _bring_newest(self, kept: _Kept, store: ArtifactStore, brought: RestoredVersions, tag: str) -> None:
+    def _restore_newest(self, kept: _Kept, store: ArtifactStore, brought: RestoredVersions, tag: str) -> None:
         """Restore the newest whole version of a tag, if there is any."""
         from runtime.records.artifacts import ArtifactDamaged
 
@@ -174,7 +174,7 @@ class ArtifactSaver:
             brought.found[tag] = version, manifest
             return
 
-    def _bring_named(self, kept: _Kept, store: ArtifactStore, tag: str, named: str) -> None:
+    def _restore_named(self, kept: _Kept, store: ArtifactStore, tag: str, named: str) -> None:
         from runtime.records.artifacts import ArtifactDamaged
         from runtime.worker.content_cache import ContentCache
 
@@ -215,7 +215,7 @@ class ArtifactSaver:
 
     # an attempt
 
-    def furnish(self, held: HeldLease, order: AttemptOrder) -> None:
+    def inject(self, held: HeldLease, order: AttemptOrder) -> None:
         """Give an order its own tree, its variables and its checkpoint folder, and begin to save what it captures."""
         task, artifacts = held.lease.task, held.lease.task.artifacts
         named = artifacts.named

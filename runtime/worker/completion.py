@@ -147,7 +147,7 @@ class Completion:
         if end.token in self._captures:
             if self._captures.finish(held, end, lambda: self.conclude(end, system.monotonic())):
                 return  # The lease is renewed until then.
-            self._tell_of_artifacts(held, end)
+            self._report_artifacts(held, end)
         if holdings.on_trial or end.reason is EndReason.LOST:
             dispatch.suspects.ended(end.token, end.reason)
         if lease.task.snapshot is not None and held.slot >= 0:
@@ -165,7 +165,7 @@ class Completion:
         value = _read_value(end)
         seconds = end.ended_at - end.started_at
         self._services.metrics.attempt_ended(end.reason, seconds)
-        dispatch.note_duration(seconds)
+        dispatch.record_duration(seconds)
         if end.reason is EndReason.SUCCEEDED:
             self._conclude_success(held, end, value)
         else:
@@ -199,7 +199,7 @@ class Completion:
 
         services.offload.call(sum_up, take, awaited=True)
 
-    def _tell_of_artifacts(self, held: HeldLease, end: AttemptEnd) -> None:
+    def _report_artifacts(self, held: HeldLease, end: AttemptEnd) -> None:
         """Put into the attempt's message what is not in its artifacts; a success without them is none."""
         succeeded = end.reason is EndReason.SUCCEEDED
         failed, note = self._captures.describe_end(held, succeeded=succeeded)

@@ -164,7 +164,7 @@ class Dispatch:
             return options.look_ahead
         return min(LONGEST_LOOK_AHEAD, int(LOOK_AHEAD_S / max(self.mean_s, 1e-4))) * len(self._services.slots)
 
-    def note_duration(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         self.mean_s = seconds if self.mean_s == float("inf") else self.mean_s + 0.1 * (seconds - self.mean_s)
 
     def may_linger(self) -> bool:
@@ -251,7 +251,7 @@ class Dispatch:
         services = self._services
         lease, alone = held.lease, len(services.slots) == 1 or held.apart
         mark = StartedMark(lease.token, services.name, services.clock.now(), alone, services.machine, proven=False)
-        services.records.note_started(lease.task, mark)
+        services.records.record_started(lease.task, mark)
 
     def _announced(self, outcomes: Sequence[Outcome[HeldLease, None]]) -> None:
         services, outbox = self._services, self._outbox
@@ -303,7 +303,7 @@ class Dispatch:
             for token, _ in filter(None, (other.running() for other in self._pool_slots)):
                 services.holdings.by_token[token].crowded = True
         # First, because a crashing task may end this process before the next line.
-        self.note_running(starting=(slot.index, orders[0].token))
+        self.record_running(starting=(slot.index, orders[0].token))
         self._pool_slots[slot.index].send(orders)
 
     def _order(self, held: HeldLease) -> AttemptOrder:
@@ -342,10 +342,10 @@ class Dispatch:
         url = services.records.outputs_url(task.id, lease.token)
         held.output_dir = order.output_dir = url if "://" not in url else f"{services.scratch}/{lease.token}.outputs"
         order.checkpoint_dir = services.records.checkpoints_path(task.id) or ""
-        self._captures.furnish(held, order)
+        self._captures.inject(held, order)
         return order
 
-    def note_running(self, starting: tuple[int, str] | None = None) -> None:
+    def record_running(self, starting: tuple[int, str] | None = None) -> None:
         """Report the running attempts if they have changed; `starting` is a slot and the token that it is about to begin."""
         running = []
         for slot in self._pool_slots:

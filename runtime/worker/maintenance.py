@@ -65,12 +65,12 @@ class Maintenance:
         services = self._services
         if now >= self._renew_at:
             self._renew()
-            self._note_proven(now)
+            self._record_proven(now)
             self._renew_at = now + max(0.2, min(services.holdings.length_s / 3, RENEW_AT_LEAST_EVERY_S))
         if now >= self._tend_at:
             idle = not (services.holdings.by_token or services.queue.traits.tracks_holders)
             self._tend_at = now + (TEND_IDLE_EVERY_S if idle else TEND_EVERY_S)
-            services.offload.call(services.queue.tend, self._say_trouble("upkeep"))
+            services.offload.call(services.queue.tend, self._log_trouble("upkeep"))
             self._dispatch.shed(now)
         self._orders.read_when_due(now)
         if now >= self._seen_at:
@@ -78,7 +78,7 @@ class Maintenance:
             self.report_in()
         self._logs.write_when_due(now)
 
-    def note_busy(self) -> None:
+    def record_busy(self) -> None:
         """Report in soon if the worker has become busy or idle."""
         busy = bool(self._services.holdings.running)
         if busy != self._was_busy:
@@ -126,7 +126,7 @@ class Maintenance:
             held.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
             self._services.pool.ask_to_stop(held.lease.token, held.stop_reason)
 
-    def _note_proven(self, now: float) -> None:
+    def _record_proven(self, now: float) -> None:
         """Note which running attempts have proven themselves: if this worker is lost, nobody else can tell.
 
         Without that, an attempt that ended its worker at once looks long if the next worker comes late.
@@ -142,7 +142,7 @@ class Maintenance:
             return
         for lease in leases:
             services.offload.call(
-                partial(services.records.note_proven, lease.task, lease.token), partial(self._proven, lease.token)
+                partial(services.records.record_proven, lease.task, lease.token), partial(self._proven, lease.token)
             )
 
     def _proves(self, held: HeldLease, now: float) -> bool:
@@ -195,13 +195,13 @@ class Maintenance:
             reports=self._reports(),
         )
         counters = {name: dict(counts) for name, counts in outbox.counters.items()}
-        services.offload.call(lambda: services.records.put_worker(seen), self._say_trouble("reporting in"))
+        services.offload.call(lambda: services.records.put_worker(seen), self._log_trouble("reporting in"))
         services.offload.call(
             lambda: services.records.put_counters(services.name, counters),
-            self._say_trouble("reporting what was recorded"),
+            self._log_trouble("reporting what was recorded"),
         )
 
-    def _say_trouble(self, what: str) -> Callable[[Any, Exception | None], None]:
+    def _log_trouble(self, what: str) -> Callable[[Any, Exception | None], None]:
         def done(_: Any, problem: Exception | None) -> None:
             if problem is not None:
                 self._services.leaving.trouble(what, problem)

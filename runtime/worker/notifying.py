@@ -20,7 +20,7 @@ from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.system import system
 from runtime.tasks.history import Settlement
-from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
+from runtime.tasks.notifications import Notification, choose_sinks, describe_complete, describe_end, find_notification
 from runtime.values import dataclass, field
 from runtime.worker.notification_queue import AT_ONCE, DueMessage, NotificationQueue
 from runtime.worker.thread_calls import ThreadCalls
@@ -137,10 +137,10 @@ class Notifier:
             message = find_notification(settlement, self._services.queue.name)
             if message is not None:
                 record = settlement.record
-                self._mailbox.add(DueMessage(message, tell_end(message, record), choose_sinks(message, record)))
-        self._go_on()
+                self._mailbox.add(DueMessage(message, describe_end(message, record), choose_sinks(message, record)))
+        self._resume_calls()
 
-    def look_when_due(self, now: float) -> None:
+    def poll_when_due(self, now: float) -> None:
         if now >= self._look_at and not self._looking:
             self._look()
 
@@ -174,9 +174,9 @@ class Notifier:
         else:
             for each in due:
                 self._mailbox.add(each)
-        self._go_on()
+        self._resume_calls()
 
-    def _go_on(self) -> None:
+    def _resume_calls(self) -> None:
         while (due := self._mailbox.take()) is not None:
             self.calls.call(partial(self._send, due), partial(self._was_sent, due))
 
@@ -188,7 +188,7 @@ class Notifier:
             self._services.say.told(sent.message, sorted(sent.new), sent.told.problems, final=sent.final)
             if sent.problem is not None:
                 self._services.say.trouble("noting which messages are sent", sent.problem)
-        self._go_on()
+        self._resume_calls()
 
     # off the loop, if the store is remote
 
@@ -226,14 +226,14 @@ class Notifier:
                 if age > WATCHED_FOR:
                     self._store.remove(opened.name, opened.tries)
                 return None
-            event, record = tell_complete(message, totals.counts, now=self._services.clock.now()), None
+            event, record = describe_complete(message, totals.counts, now=self._services.clock.now()), None
         else:
             record = self._services.records.find(message.task, message.generation)
             if record is None:
                 if age > FORGOTTEN_AFTER:
                     self._store.remove(opened.name, opened.tries)
                 return None
-            event = tell_end(message, record)
+            event = describe_end(message, record)
         sinks = choose_sinks(message, record)
         if not sinks:
             # The end that was to be told of came second.

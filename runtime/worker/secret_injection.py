@@ -62,12 +62,12 @@ class SecretInjection:
         self._in_vain: tuple[float, RuntimeFailure] | None = None
         """Since when tasks came only to be given back for their secrets, and why."""
 
-    def furnish(self, held: HeldLease) -> None:
+    def inject(self, held: HeldLease) -> None:
         """Line the task up, with its secrets once they are here."""
         secrets, named = self._services.secrets, held.lease.task.secrets
         if secrets is None:
             if named:
-                self._give_back([held], NotPossible("the task names secrets, and this worker's queue gives none"))
+                self._release([held], NotPossible("the task names secrets, and this worker's queue gives none"))
             else:
                 self._dispatch.line_up(held)
             return
@@ -125,7 +125,7 @@ class SecretInjection:
             for held in tasks:
                 self._fail(held, found)
         elif isinstance(found, RuntimeFailure):
-            self._give_back(tasks, found)
+            self._release(tasks, found)
         else:
             for held in tasks:
                 self._line_up(held, found)
@@ -136,7 +136,7 @@ class SecretInjection:
         held.secrets = values
         self._dispatch.line_up(held)
 
-    def _give_back(self, tasks: Sequence[HeldLease], problem: RuntimeFailure) -> None:
+    def _release(self, tasks: Sequence[HeldLease], problem: RuntimeFailure) -> None:
         """Give tasks back without spending anything: the service is away, or this worker may not read the secrets."""
         if tasks:
             self._services.say.trouble("secrets for attempts", problem)

@@ -97,7 +97,7 @@ class AttemptSecrets:
         from runtime.stack.secrets import find_secret
 
         if any(name not in self._granted for name in names):
-            self._look_again()
+            self._poll_again()
         outputs = self._outputs
         try:
             check_named(names, outputs)
@@ -120,7 +120,7 @@ class AttemptSecrets:
                 values[secret.env] = decode_value(value, name, secret.resource, hint=hint)
         return values
 
-    def _look_again(self) -> None:
+    def _poll_again(self) -> None:
         """Read the contract again, at most once a minute: the stack may have got secrets since this worker started."""
         now = self._clock.boottime()
         if self._find_outputs is not None and now >= self._looked_at + REFUSED_FOR_S:

@@ -260,15 +260,15 @@ class Loop:
             if outbox.to_tell:
                 told, outbox.to_tell = outbox.to_tell, []
                 notifying.tell(told)
-            notifying.look_when_due(now)
+            notifying.poll_when_due(now)
             if leaving.reason is None:
                 leasing.fetch(now)
                 preparing.look_up()
                 dispatch.dispatch(now)
             elif drain.is_over(now):
                 return
-            dispatch.note_running()
-            upkeep.note_busy()
+            dispatch.record_running()
+            upkeep.record_busy()
 
     def _patience(self, now: float) -> float:
         until = min(self.upkeep.next_at(), self._settling.next_at(), self.captures.next_at(), self.notifying.next_at())

@@ -109,13 +109,13 @@ def test_every_field_of_a_spec_is_in_exactly_one_class_of_every_launcher(kind: s
 
 
 class OldLauncher:
-    """A launcher from another package, written before the Protocol had `takes_up` and `secret_schemes`."""
+    """A launcher from another package, written before the Protocol had `resumes` and `secret_schemes`."""
 
 
 def test_launcher_that_does_not_say_whether_it_takes_up_takes_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._OWN, "old", f"{__name__}:OldLauncher")  # type: ignore[misc]
 
-    assert get_launcher("old").takes_up is False
+    assert get_launcher("old").resumes is False
     assert get_launcher("old").secret_schemes is COMMON_SCHEMES
 
 

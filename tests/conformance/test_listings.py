@@ -99,8 +99,8 @@ def fill(store: RecordStore) -> None:
     for task in FOREIGN:
         store.commit(sample_record(task))
     for number in range(5):
-        store.note_started(TASKS[30], StartedMark(f"open-{number}", "w-1", T0, alone=True))
-        store.note_ended(TASKS[30], sample_note(f"ended-{number}"))
+        store.record_started(TASKS[30], StartedMark(f"open-{number}", "w-1", T0, alone=True))
+        store.record_ended(TASKS[30], sample_note(f"ended-{number}"))
         store.put_order("default", pause_order(T0))
         store.put_worker(worker_seen(f"w-{number}"))
         store.put_counters(f"w-{number}", {"sample": {TaskState.SUCCEEDED: 4}})

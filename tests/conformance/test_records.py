@@ -373,7 +373,7 @@ def test_any_text_may_stand_in_a_mark_a_note_and_a_report(place: Place, store: R
     task = sample_task()
     submitted(place, store, task)
     note = sample_note("a1", message=text, worker=text, log=text[:2_000])
-    store.note_ended(task, note)
+    store.record_ended(task, note)
     store.mark(sample_mark(task, message=text, task=None, raw=text or "raw"))
     store.commit(sample_record(task, state=TaskState.FAILED, message=text))
     seen = worker_seen("w-1", host=text, labels={text[:100]: text}, declined={"t-1": text})
@@ -474,9 +474,9 @@ def test_history_lists_ended_notes_oldest_first_each_token_once(place: Place, st
     early = sample_note(
         "early", started_at=T0 - timedelta(seconds=3), alone=True, progressed=True, exit_code=1, log="x"
     )
-    store.note_ended(task, late)
-    store.note_ended(task, early)
-    store.note_ended(task, sample_note("early", reason=EndReason.LOST))
+    store.record_ended(task, late)
+    store.record_ended(task, early)
+    store.record_ended(task, sample_note("early", reason=EndReason.LOST))
 
     assert store.history(task.id, 1).ended == (early, late)
     assert store.history(task.id, 2).ended == ()
@@ -487,9 +487,9 @@ def test_history_shows_started_attempts_without_an_end_as_open(place: Place, sto
     task = sample_task()
     submitted(place, store, task)
     running = StartedMark("running", "w-1", T0, alone=True)
-    store.note_started(task, StartedMark("gone", "w-1", T0, alone=False))
-    store.note_started(task, running)
-    store.note_ended(task, sample_note("gone", reason=EndReason.PREEMPTED))
+    store.record_started(task, StartedMark("gone", "w-1", T0, alone=False))
+    store.record_started(task, running)
+    store.record_ended(task, sample_note("gone", reason=EndReason.PREEMPTED))
 
     assert store.history(task.id, 1).open == (running,)
 
@@ -503,9 +503,9 @@ def test_history_tells_which_open_attempts_have_proven_themselves(place: Place, 
     submitted(place, store, task)
     marks = [StartedMark(token, "w-1", T0, alone=True, proven=False) for token in ("long", "short")]
     for mark in [*marks, StartedMark("older", "w-1", T0, alone=True)]:
-        store.note_started(task, mark)
-    store.note_proven(task, "long")
-    store.note_proven(task, "long")
+        store.record_started(task, mark)
+    store.record_proven(task, "long")
+    store.record_proven(task, "long")
 
     assert {mark.token: mark.proven for mark in store.history(task.id, 1).open} == {
         "long": True,
@@ -524,16 +524,16 @@ def test_history_has_an_attempts_own_end_and_not_what_others_took_for_it(
     own = sample_note("a", reason=EndReason.PREEMPTED)
     guess = replace(sample_note("a", reason=EndReason.LOST), unseen=True)
 
-    store.note_ended(task, guess if guess_first else own)
+    store.record_ended(task, guess if guess_first else own)
     assert store.history(task.id, 1).ended == ((guess,) if guess_first else (own,))
-    store.note_ended(task, own if guess_first else guess)
+    store.record_ended(task, own if guess_first else guess)
     assert store.history(task.id, 1).ended == (own,)
 
 
 def test_history_of_an_attempt_whose_start_was_retracted_is_empty(place: Place, store: RecordStore) -> None:
     task = sample_task()
     submitted(place, store, task)
-    store.note_started(task, StartedMark("ahead", "w-1", T0, alone=True))
+    store.record_started(task, StartedMark("ahead", "w-1", T0, alone=True))
 
     store.retract_started(task, "ahead")
     store.retract_started(task, "ahead")
@@ -545,7 +545,7 @@ def test_note_with_a_long_log_keeps_its_last_8_kib(place: Place, store: RecordSt
     needs_manifest(store)
     task = sample_task()
     submitted(place, store, task)
-    store.note_ended(task, sample_note("a", log="x" * 20_000 + "end"))
+    store.record_ended(task, sample_note("a", log="x" * 20_000 + "end"))
 
     [note] = store.history(task.id, 1).ended
     assert len(note.log) == 8 * 1024

@@ -107,7 +107,7 @@ def test_container_of_a_killed_shim_is_removed_by_the_next_look(bench: Bench, lo
     (name,) = names_of(job)
 
     host, launcher = bench.open_host(), LocalLauncher()
-    assert launcher.find_left(bench.target, [job.id], host) == [job.id]
+    assert launcher.find_leftovers(bench.target, [job.id], host) == [job.id]
     owned = launcher.owned(bench.target, host, job=job.id)
     assert {(each.native_id, each.what) for each in owned if each.what == "container"} == {(name, "container")}
     if look == "clear":

@@ -275,7 +275,7 @@ def open_launcher() -> Launching:
         made = LabelledResubmitting(cluster) if cluster.how == "requeues" else Labelled(cluster)
     else:
         made = Resubmitting(cluster) if cluster.how == "requeues" else Launching(cluster)
-    made.takes_up = cluster.how == "nothing"
+    made.resumes = cluster.how == "nothing"
     return made
 
 
@@ -287,7 +287,7 @@ class Launching:
         leaf_fields(), FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
     )
     secret_schemes = COMMON_SCHEMES
-    takes_up = False
+    resumes = False
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

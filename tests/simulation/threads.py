@@ -78,7 +78,7 @@ class Lock:
         self.release()
         return depth
 
-    def take_up(self, depth: int) -> None:
+    def resume(self, depth: int) -> None:
         self.acquire()
         self._depth = depth
 
@@ -103,7 +103,7 @@ class Condition:
         woken = self._world.park(timeout)
         if not woken:
             self._waiting.remove(me)
-        self._lock.take_up(depth)
+        self._lock.resume(depth)
         return woken
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:

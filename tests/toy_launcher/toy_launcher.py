@@ -63,7 +63,7 @@ class ToyLauncher:
         **dict.fromkeys(KEPT, FieldSupport(fidelity=Fidelity.SHIM, how="the shim")),
     }
 
-    takes_up: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
     keeps_ended: ClassVar[bool] = False
 
     def check_settings(self, target: Target) -> None:

@@ -188,11 +188,11 @@ def _give_up(
 ) -> int:
     """End what `view` shows of a restart; returns the exit code."""
     from runtime.cli.keep import COLUMNS
-    from runtime.clusters.restart import RestartStep, give_up, tell_standing
+    from runtime.clusters.restart import RestartStep, describe_state, give_up
 
     done: set[RestartStep] = set()
     if view.hold is not None:
-        note(f"{key}: {tell_standing(view)}")
+        note(f"{key}: {describe_state(view)}")
         confirm(f"give up the restart of {view.hold.by}", yes=yes)
         with _at_work(place, key, by, world):
             done = give_up(world, token=token)

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from runtime.client.artifacts import bring_home, facts_of
+from runtime.client.artifacts import download_version, facts_of
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.config import Settings, load_settings
@@ -166,7 +166,7 @@ def get_artifact(job: JobHandle, info: RunArtifact, to: Path, *, progress: Calla
     manifest = reader.find(version)
     if manifest is None:
         raise NotPossible(f"version `{version.id}` of artifact `{info.tag}` is gone", hint="a newer one may be there")
-    return bring_home(reader, version, manifest, to, progress=progress)
+    return download_version(reader, version, manifest, to, progress=progress)
 
 
 def _open_run(files: Files, version: Version) -> ArtifactReader:
@@ -188,7 +188,7 @@ def find_final(job: JobHandle, tag: str, index: int | None = None) -> RunArtifac
     return found
 
 
-def bring_source(source: str, to: Path) -> Path:
+def open_source(source: str, to: Path) -> Path:
     """Bring home what `JOB/TAG`, `JOB.INDEX/TAG` or the id of a job's version stands for, of a run that has succeeded."""
     settings = load_settings()
     if (version := Version.parse(source)) is not None and (owned := open_owner(version, settings)) is not None:
@@ -198,7 +198,7 @@ def bring_source(source: str, to: Path) -> Path:
             manifest = reader.find(version)
             if manifest is None or manifest.absent:
                 raise NotPossible(f"version `{version.id}` of artifact `{version.tag}` is gone")
-            return bring_home(reader, version, manifest, to)
+            return download_version(reader, version, manifest, to)
     owner, _, tag = source.rpartition("/")
     name, index = split_run(owner)
     with open_job(name, settings=settings) as job:

@@ -24,7 +24,7 @@ from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.discovery import find_job, read_grace, read_metadata
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
-from runtime.launchers.ray.restart_notes import is_note, note_asked
+from runtime.launchers.ray.restart_notes import is_note, record_asked
 from runtime.system import system
 from runtime.units import count_noun
 from runtime.values import dataclass, replace
@@ -137,7 +137,7 @@ class ClusterRestart:
         self._change(asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
         try:
             # The mark goes when the restart is given up, and a job may end after that.
-            note_asked(self._host.jobs, [each.name for each in living])
+            record_asked(self._host.jobs, [each.name for each in living])
         except RayRefused as refused:
             if strays := sum(not each.here for each in living):
                 self._tell(f"{refused.message}; until the restart {count_noun(strays, 'job')} may look cancelled")
@@ -145,16 +145,16 @@ class ClusterRestart:
             try:
                 self._host.jobs.stop(each.name)
             except RayRefused as refused:
-                self._tell(f"{refused.message}; the restart ends {_tell_job(each)}")
+                self._tell(f"{refused.message}; the restart ends {_report_job(each)}")
                 continue
-            self._tell(f"asked to end: {_tell_job(each)}")
+            self._tell(f"asked to end: {_report_job(each)}")
 
     def _await_ends(self, view: RestartView) -> None:
         asked = {each.name: each for each in view.jobs if each.name in self._held(view).asked}
         grace = max((each.grace_s for each in asked.values()), default=0.0)
         left = self._wait(lambda: self.list_unended(asked), grace + END_S, "job", "to end within the grace")
         for name in left:
-            self._tell(f"has not said its end: {_tell_job(asked[name])}; its attempt counts as lost")
+            self._tell(f"has not said its end: {_report_job(asked[name])}; its attempt counts as lost")
 
     def _forget(self, view: RestartView) -> None:
         for each in view.jobs:
@@ -208,7 +208,7 @@ class ClusterRestart:
         for name in left:
             self._tell(f"member node `{name}` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`")
 
-    def _take_up(self, view: RestartView) -> None:
+    def _resume(self, view: RestartView) -> None:
         until = system.monotonic() + TAKE_UP_S
         acted: dict[str, KeptJob] = {}
         while True:
@@ -358,7 +358,7 @@ def describe_strays(view: RestartView) -> list[str]:
     """Jobs of ours whose record is in another root, which no keeper of the cluster sees."""
     asked = view.hold.asked if view.hold else ()
     strays = [each for each in view.jobs if each.ours and not each.here]
-    return [f"{_tell_job(each)}: {_NO_ONE}" for each in strays if each.lives or each.name in asked]
+    return [f"{_report_job(each)}: {_NO_ONE}" for each in strays if each.lives or each.name in asked]
 
 
 def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:
@@ -377,5 +377,5 @@ def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:
     )
 
 
-def _tell_job(each: HeadJob) -> str:
+def _report_job(each: HeadJob) -> str:
     return f"`{each.title}` of {each.owner or 'an unknown owner'} ({each.name})"

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
 from runtime.client.jobs.notifications import UnsentMessage, describe_unsent, read_unsent
-from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
+from runtime.client.jobs.status import (
+    AfterView,
+    AttemptView,
+    describe_after,
+    read_after,
+    read_attempts,
+    report_attempts,
+)
 from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
@@ -67,7 +74,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
 
     With `watch`, wait for a heartbeat of a running attempt too; `watch` gets a message if that takes time.
     """
-    status, said = job.look_closely(watch) if watch else job.look()
+    status, said = job.poll_closely(watch) if watch else job.look()
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else _telling_index(status)
     attempts = read_attempts(job.files, job.id, chosen)
@@ -88,7 +95,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     return JobFacts(
         status=status,
         index=chosen,
-        attempts=tuple(tell_attempts(job, entry, chosen)),
+        attempts=tuple(report_attempts(job, entry, chosen)),
         log=tuple(log[-TOLD_LINES:]),
         raised=find_raised("\n".join(log)) if attempts and attempts[-1].exit_code == UNCAUGHT else None,
         backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),

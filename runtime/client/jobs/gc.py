@@ -101,7 +101,7 @@ def find_garbage(
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
     lost = {status.entry.id for status, natives in judged if _can_go_on(status, natives, place)}
     if left := [status.entry.id for status in old if status.entry.id in lost]:
-        tell(_tell_lost(left))
+        tell(_report_lost(left))
     old = [status for status in old if status.entry.id not in lost]
     longest = max(older_than, CUT_OFF)
     aged = [each for each in mine if not each.state.terminal and now - each.entry.launched_at >= longest]
@@ -109,7 +109,7 @@ def find_garbage(
     living = _find_living(old, place, owned)
     old = [status for status in old if status.entry.id not in living]
     # Processes come first: nothing would find them without the folder.
-    found = list(_find_left(place, mine, [status for status in mine if status not in old]))
+    found = list(_find_leftovers(place, mine, [status for status in mine if status not in old]))
     found += [
         Garbage(
             kind="job",
@@ -178,12 +178,12 @@ def _can_go_on(status: JobStatus, natives: Sequence[NativeState], place: OpenTar
     from runtime.client.jobs.reconcile import ReconcileAction, decide_keep
 
     # Of jobs whose runs all have their results, not even the native jobs are known.
-    if not place.launcher.takes_up or not open_runs(status.entry):
+    if not place.launcher.resumes or not open_runs(status.entry):
         return False
-    return decide_keep(status.entry, natives, takes_up=True).act is ReconcileAction.TAKE_UP
+    return decide_keep(status.entry, natives, resumes=True).act is ReconcileAction.TAKE_UP
 
 
-def _tell_lost(jobs: Sequence[str]) -> str:
+def _report_lost(jobs: Sequence[str]) -> str:
     named = ", ".join(f"`{job}`" for job in jobs[:_NAMED]) + (", …" if len(jobs) > _NAMED else "")
     stay = f"{count_noun(len(jobs), 'lost job')} can go on and {'stays' if len(jobs) == 1 else 'stay'}"
     return f"{stay}: {named}; `runtime keep` takes up what is lost, and `runtime cancel` gives it up"
@@ -193,7 +193,7 @@ def _size(files: Files, job: str) -> int:
     return sum(size for _, size in files.tree(job_folder(job)))
 
 
-def _find_left(place: OpenTarget, mine: Sequence[JobStatus], kept: Sequence[JobStatus]) -> Iterator[Garbage]:
+def _find_leftovers(place: OpenTarget, mine: Sequence[JobStatus], kept: Sequence[JobStatus]) -> Iterator[Garbage]:
     """List leftovers of killed shims, even of jobs that ended just now; secrets go with the folder of a job that is not kept."""
     running = _find_processes(mine, place)
     holding = {each.entry.id for each in _find_secrets(kept, place.files)}
@@ -553,7 +553,7 @@ def _find_processes(statuses: Iterable[JobStatus], place: OpenTarget) -> list[st
     silent = [each.entry.id for each in statuses if ended_silently(each)]
     if not silent or not isinstance(place.launcher, Clears):
         return []
-    return place.launcher.find_left(place.target, silent, place.host)
+    return place.launcher.find_leftovers(place.target, silent, place.host)
 
 
 def _end_processes(job: str, place: OpenTarget) -> list[str]:

@@ -63,7 +63,7 @@ class JobHandle(OpenTarget):
         A job that cannot be seen from here is `unknown` at first, and by its signs of life once it was looked at for 13 s.
         """
         return judge_job(
-            self.entry(), self.target, self.launcher, self.host, indices=indices, lives=self._look_for_life
+            self.entry(), self.target, self.launcher, self.host, indices=indices, lives=self._watch_heartbeat
         )[0]
 
     def look(
@@ -72,10 +72,10 @@ class JobHandle(OpenTarget):
         """Judge the job run by run, and return the backend's states too. A backend that does not answer makes states
         `unknown`; `tell` gets the reason."""
         return judge_job(
-            self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell, lives=self._look_for_life
+            self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell, lives=self._watch_heartbeat
         )
 
-    def look_closely(self, tell: Callable[[str], None]) -> tuple[JobStatus, list[NativeState]]:
+    def poll_closely(self, tell: Callable[[str], None]) -> tuple[JobStatus, list[NativeState]]:
         """Do what `look` does, after watching a job that cannot be seen from here; `tell` gets a message if that takes time."""
         status, natives = self.look()
         if any(each.raw in UNSEEN for each in natives):
@@ -83,7 +83,7 @@ class JobHandle(OpenTarget):
             status, natives = self.look()
         return status, natives
 
-    def _look_for_life(self, entry: LedgerEntry) -> bool | None:
+    def _watch_heartbeat(self, entry: LedgerEntry) -> bool | None:
         natives = [each.native_id for each in newest_natives(entry)]
         if self._watch is None or self._watch[0] != natives:
             self._watch = natives, LifeWatch(self.files, self.id)
@@ -97,7 +97,7 @@ class JobHandle(OpenTarget):
             entry = self.entry()
             if not any(each.raw in UNSEEN for each in self.natives(entry)):
                 return False
-            if (lives := self._look_for_life(entry)) is not None:
+            if (lives := self._watch_heartbeat(entry)) is not None:
                 return lives
             if not told:
                 told = True
@@ -193,7 +193,7 @@ class JobHandle(OpenTarget):
     ) -> Iterator[bytes]:
         """Yield the log of an index, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
-        from runtime.jobs.hosts.bucket import look_again_s
+        from runtime.jobs.hosts.bucket import poll_again_s
         from runtime.jobs.log_follower import RunLog, read_limit
 
         index = self.entry().first_index if index is None else index
@@ -207,7 +207,7 @@ class JobHandle(OpenTarget):
             yield from log.read(attempt)
             if ended:
                 return
-            system.sleep(look_again_s(self.files))
+            system.sleep(poll_again_s(self.files))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop the job, or some of its indices. Returns descriptions of leftovers; empty means that all is gone.
@@ -231,7 +231,7 @@ class JobHandle(OpenTarget):
             left += self.launcher.cancel(self.target, natives, indices, self.host)
             if isinstance(self.launcher, Clears):
                 left += self.launcher.clear(self.target, job_folder(self.id), self.host)
-            if indices is None and not refused and self.launcher.takes_up:
+            if indices is None and not refused and self.launcher.resumes:
                 left += self._await_unseen()
         if indices is None and not left:
             try:
@@ -312,7 +312,7 @@ class JobHandle(OpenTarget):
     def _record_ends(self) -> None:
         """Record the ends that only the backend knows, which a cancel mark would hide. If it or the record root does not
         answer, none is recorded; a run that the same launch would start again has not ended."""
-        if self.launcher.takes_up:
+        if self.launcher.resumes:
             return
         for pause_s in (*ASKED_AGAIN_S, None):
             try:
@@ -389,7 +389,7 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | Targe
         if jobs := [job for job, there in remembered if there == each]:
             raise _why_silent(jobs[0] if len(jobs) == 1 else text, each, why) from why
     unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
-    unknown.facts = (*unknown.facts, *(_tell_silent(each, why) for each, why in silent))
+    unknown.facts = (*unknown.facts, *(_report_silent(each, why) for each, why in silent))
     raise unknown
 
 
@@ -397,7 +397,7 @@ def _why_silent(job: str, target: Target, why: RuntimeFailure) -> RuntimeFailure
     return TargetSilent(job, target, why) if isinstance(why, InfrastructureFailure) else why
 
 
-def _tell_silent(target: Target, why: RuntimeFailure) -> str:
+def _report_silent(target: Target, why: RuntimeFailure) -> str:
     if isinstance(why, InfrastructureFailure):
         return f"target `{target.name}` does not answer: {why.message}"
     return f"target `{target.name}` cannot be used here: {why.message}" + (f"; {why.hint}" if why.hint else "")
@@ -473,7 +473,7 @@ def follow_all(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield whole lines of rank 0 of every run, or of `runs`, as they come, each with its index, until all of them have
     ended. `tell` gets the job's status at each look."""
-    from runtime.jobs.hosts.bucket import look_again_s
+    from runtime.jobs.hosts.bucket import poll_again_s
     from runtime.jobs.log_follower import RunLog, read_limit
 
     entry = job.entry()
@@ -498,7 +498,7 @@ def follow_all(
                     yield index, last
         if ended or len(finished) >= (len(runs) or entry.indices):
             return
-        system.sleep(max(every_s, look_again_s(job.files)))
+        system.sleep(max(every_s, poll_again_s(job.files)))
 
 
 def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:

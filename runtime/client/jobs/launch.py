@@ -190,7 +190,7 @@ def _carry_out(
 
             finish_removal(job.id, job, lock, owner=plan.job.owner)
         elif launched_mark in found:
-            _take_up(prepared, job, lock, progress)
+            _resume(prepared, job, lock, progress)
             return job
         if removing in found or (not made and whole[0] not in found):
             lock.files().remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
@@ -232,7 +232,7 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
         try:
             native_id = job.launcher.submit(plan, part, job.host)
         except RequestRefused as problem:
-            ledger.note_refusal(job.files, job.id, problem)
+            ledger.record_refusal(job.files, job.id, problem)
             for name in open_jobs.name_parts(plan, number):
                 job.files.remove(name)
             if number == 0:
@@ -254,7 +254,7 @@ class _Broken:
 
 def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[_Broken]:
     """List lost native jobs with indices that have no result, if the backend itself starts nothing again."""
-    if not job.launcher.takes_up:
+    if not job.launcher.resumes:
         return []
     entry = ledger.read_entry(job.files, job.id)
     if entry is None or entry.cancelled:
@@ -274,7 +274,7 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[_Broken]:
     return found
 
 
-def _take_up(prepared: PreparedLaunch, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
+def _resume(prepared: PreparedLaunch, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
     """Start the shims of lost native jobs once more, with the budgets that are left.
 
     The new shim claims the job for a later epoch, so results of an old shim are refused.

@@ -100,9 +100,9 @@ class KeptTarget:
 
 
 def decide_keep(
-    entry: LedgerEntry, natives: Sequence[NativeState], *, takes_up: bool, in_vain: int = 0, begun: bool = False
+    entry: LedgerEntry, natives: Sequence[NativeState], *, resumes: bool, in_vain: int = 0, begun: bool = False
 ) -> ReconcileDecision:
-    """Decide what to do with an open job. `takes_up` is the launcher's; `in_vain` counts the last native jobs in a row that
+    """Decide what to do with an open job. `resumes` is the launcher's; `in_vain` counts the last native jobs in a row that
     began no attempt; `begun` is whether a job without a native job has begun one all the same."""
     if not open_runs(entry, cancelled=True):
         return ReconcileDecision(act=ReconcileAction.DROP, seen="all of its results are there")
@@ -113,7 +113,7 @@ def decide_keep(
         return ReconcileDecision(act=ReconcileAction.LEAVE, seen="it was never submitted", submitted=False)
     if not newest or len(newest) < len(entry.intent.get("parts", ())):
         return ReconcileDecision(act=ReconcileAction.LEAVE, seen="its launch did not come to an end")
-    if not takes_up:
+    if not resumes:
         status = ledger.judge(entry, natives)
         if status.state.terminal:
             return ReconcileDecision(
@@ -167,11 +167,11 @@ def keep_target(
     read = {job: ledger.read_outcomes(files, job).get(job, {}) for job in named} if is_bucket(files.root) else None
     entries = ledger.read_many_entries(files, named, read)
     judged = judge_jobs(entries, target, place.launcher, place.host, tell=None)
-    found, problems = [_look_at_unread(job, place) for job in named.keys() - {each.id for each in entries}], []
+    found, problems = [_judge_unread(job, place) for job in named.keys() - {each.id for each in entries}], []
     for status, natives in judged:
         entry = status.entry
         begun = not entry.natives and ledger.has_begun(files, entry.id)
-        verdict = decide_keep(entry, natives, takes_up=place.launcher.takes_up, begun=begun)
+        verdict = decide_keep(entry, natives, resumes=place.launcher.resumes, begun=begun)
         if verdict.act is ReconcileAction.LEAVE:
             cut_off = not entry.natives and ledger.now() - entry.launched_at >= LAUNCH
             found.append(_line(entry, place, verdict, hint=f"the same launch by `{entry.owner}`" if cut_off else None))
@@ -199,7 +199,7 @@ def list_strange_folders(place: OpenTarget, names: Collection[str]) -> dict[str,
     return {folder: count for folder, count in counts.items() if count}
 
 
-def _look_at_unread(job: str, place: OpenTarget) -> KeptJob:
+def _judge_unread(job: str, place: OpenTarget) -> KeptJob:
     """Tell why a job of the index could not be read. Its name stays: its launch may have begun just now."""
     seen = "its folder is not there, or its launch has just begun"
     try:
@@ -240,14 +240,14 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
     reach("keep.locked")
     try:
         status, natives = judge_job(job.entry(), job.target, job.launcher, job.host)
-        entry, takes_up = status.entry, job.launcher.takes_up
-        verdict = decide_keep(entry, natives, takes_up=takes_up)
+        entry, resumes = status.entry, job.launcher.resumes
+        verdict = decide_keep(entry, natives, resumes=resumes)
         if verdict.act is ReconcileAction.TAKE_UP:
             starts = _read_starts(job, entry)
             _check_machine(job, entry, natives, starts)
             forgotten = any(each.raw == FORGOTTEN for each in natives)
             in_vain = 0 if forgotten else _count_in_vain(entry, starts)
-            verdict = decide_keep(entry, natives, takes_up=takes_up, in_vain=in_vain)
+            verdict = decide_keep(entry, natives, resumes=resumes, in_vain=in_vain)
         hidden = verdict.act in (ReconcileAction.TAKE_UP, ReconcileAction.END) and any(
             each.raw == ELSEWHERE for each in natives
         )

@@ -69,12 +69,12 @@ def retry_job(
 
     Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
-    status, _ = job.look_closely(progress)
+    status, _ = job.poll_closely(progress)
     chosen = choose_runs(status, indices)
-    if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
+    if job.launcher.resumes or isinstance(job.launcher, Resubmits):
         with _held_and_quiet(job, progress) as lock:
             # Another may have started it again since, and it may have succeeded.
-            status, _ = job.look_closely(progress)
+            status, _ = job.poll_closely(progress)
             return go_on(job, choose_runs(status, indices), settings, lock, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 

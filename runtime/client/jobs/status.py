@@ -291,7 +291,7 @@ def read_job(
         indices = [each for each in status.indices if each.index in set(chosen)]
     if failed_only:
         indices = [each for each in status.indices if each.state is JobState.FAILED]
-    attempts = tuple(each for run in chosen for each in tell_attempts(job, entry, run))
+    attempts = tuple(each for run in chosen for each in report_attempts(job, entry, run))
     if entry.intent.get("hold") and status.state is JobState.RUNNING and attempts and attempts[-1].reason is not None:
         indices = [replace(each, message=HELD) for each in indices]
     folder = f"{job.files.root}/{job_folder(job.id)}"
@@ -457,7 +457,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
     return found
 
 
-def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
+def report_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
     """Read the newest attempts of a run, with the backend's reasons for ends that the attempts could not know."""
     attempts = read_attempts(job.files, job.id, index)
     untold = {each.native for each in attempts if each.reason in UNTOLD}

@@ -87,7 +87,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
             ControlCommand(kind=OrderKind.CANCEL, at=now, by=by, tasks=named),
             records.parts(standing.experiment),
         )
-        _tell_workers(stack, standing.experiment, parts, order)
+        _report_workers(stack, standing.experiment, parts, order)
     record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended) + (standing.holder is not None))
     _keep_message(stack, task, record)
@@ -114,11 +114,11 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
     parts = records.parts(experiment)
     listed = frozenset(part.name for part in parts)
     order = ControlCommand(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
-    _tell_workers(stack, experiment, parts, order)
+    _report_workers(stack, experiment, parts, order)
     # Tasks that were tried again are in no manifest, so the order names each. Finding them takes a look at every record.
     begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
     if begun:
-        _tell_workers(stack, experiment, parts, replace(order, experiments={}, tasks=begun))
+        _report_workers(stack, experiment, parts, replace(order, experiments={}, tasks=begun))
     return CancelResult(name=experiment, kind=IdKind.EXPERIMENT, state=TaskState.CANCELLED)
 
 
@@ -130,7 +130,7 @@ def _keep_message(stack: Stack, task: Task, record: Record) -> None:
             keep_message(stack.records.open_notifications(), message)
 
 
-def _tell_workers(stack: Stack, experiment: str, parts: Iterable[ManifestPart], order: ControlCommand) -> None:
+def _report_workers(stack: Stack, experiment: str, parts: Iterable[ManifestPart], order: ControlCommand) -> None:
     """Put the order into every queue that the experiment may have been submitted to."""
     usual = stack.default_queue
     # Workers know a queue that is named by its address under another name.

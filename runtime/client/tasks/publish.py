@@ -76,7 +76,7 @@ class Direct:
         self._queue = queue
         self.known = IdSet()
 
-    def take_up(self, counted: SubmissionCounts) -> None:
+    def resume(self, counted: SubmissionCounts) -> None:
         """Do nothing: a put is one transaction, so none can be half done."""
 
     def send(self, tasks: Sequence[Task], counted: SubmissionCounts) -> None:
@@ -103,7 +103,7 @@ class ThroughManifest:
         self.known = IdSet()
         """Tasks that the manifest listed when it was last read, without those of this submission."""
 
-    def take_up(self, counted: SubmissionCounts) -> None:
+    def resume(self, counted: SubmissionCounts) -> None:
         """Read the manifest, and publish parts that an interrupted submission left in it."""
         self._records.check()
         # The experiment is named before its first part, so that a running submission can be seen and cancelled.
@@ -118,7 +118,7 @@ class ThroughManifest:
         for part in fresh:
             if not part.sent and not part.is_in(ours, home):
                 # The same submission puts it into its own queue. Until then its tasks are not known to be in any.
-                self._records.note_late(part)
+                self._records.record_late(part)
             elif not part.sent:
                 counted.resumed += self._publish_again(part)
             elif (own := own_key(part.name)) is not None:
@@ -140,7 +140,7 @@ class ThroughManifest:
                 # Another submission lists this part, or claimed it and died before it wrote it.
                 self._next += not alone
                 alone = False
-                self.take_up(counted)
+                self.resume(counted)
                 wanted = [task for task in tasks if task_key(task.id, task.generation) not in self.known]
             else:
                 break

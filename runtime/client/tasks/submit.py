@@ -356,7 +356,7 @@ def submit(
         if hearers is not None and done.count:
             hearers.watch(target, experiment, new=bool(done.new or done.resumed))
         if done.new:
-            _say_skew(target.records)
+            _report_skew(target.records)
             if manner is not None and kept is not None and packed is None and made is not None:
                 kept.keep_call(manner, start, made, {"experiment": experiment, "queue": target.name, **said})
         return done
@@ -381,7 +381,7 @@ def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, s
     )
 
 
-def _say_skew(records: RecordStore) -> None:
+def _report_skew(records: RecordStore) -> None:
     """Log once in this process if its clock and the record store's differ by much."""
     if records.url in _compared:
         return
@@ -410,7 +410,7 @@ def submit_tasks(
     counted = SubmissionCounts(progress or (lambda _: None))
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
     existing = _ExistingOutputs() if skip_existing else None
-    sender.take_up(counted)
+    sender.resume(counted)
     for part in _cut(_admitted(tasks, queue, sender.known, counted, check_secrets), sender.part_tasks, counted):
         wanted = existing.drop_done(part) if existing else part
         if len(wanted) < len(part):

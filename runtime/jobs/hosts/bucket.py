@@ -34,7 +34,7 @@ def is_bucket(records: str | None) -> bool:
     return records is not None and records.startswith(("gs://", "s3://"))
 
 
-def look_again_s(files: Files) -> float:
+def poll_again_s(files: Files) -> float:
     """Seconds between two looks at a log that is followed: looks at a bucket cost money."""
     return 2.0 if is_bucket(files.root) else 0.3
 

@@ -87,7 +87,7 @@ class KubernetesLauncher:
     kind: ClassVar[str] = "kubernetes"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
-    takes_up: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
     keeps_ended: ClassVar[bool] = True
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
@@ -265,7 +265,7 @@ class KubernetesLauncher:
             elif how == "timeout":
                 cluster.run(namespace, pod_name, [python, "-c", _RING])
             elif how == "oom":
-                _note_memory(pod, host)
+                _record_memory(pod, host)
                 cluster.run(namespace, pod_name, [python, "-c", _KILL])
             else:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
@@ -487,7 +487,7 @@ def _is_hit(pod: Object, how: str) -> bool:
     return pod_index(pod) % nodes == hit
 
 
-def _note_memory(pod: Object, host: Host) -> None:
+def _record_memory(pod: Object, host: Host) -> None:
     """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     run = f"jobs/{pod['metadata']['labels'][render.JOB]}/runs/{run_of(pod)}"
     attempts = host.files.names(run, "a")

@@ -129,7 +129,7 @@ def _marked(job: str, index: int | None, processes: Sequence[ProcessInfo], host:
     return [each for each in processes if each.pid in (pids or ())]
 
 
-def _note_memory(job: str, chosen: Sequence[ProcessInfo], served: Mapping[int, int], host: Host) -> None:
+def _record_memory(job: str, chosen: Sequence[ProcessInfo], served: Mapping[int, int], host: Host) -> None:
     """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     for shim in chosen:
         if shim.pid in served:
@@ -335,7 +335,7 @@ class ProcessLauncher:
     """The calls that are the same on this machine and on a machine behind ssh."""
 
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
-    takes_up: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
     keeps_ended: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = {
         "preempt": by_client("TERM to the shim, which this command then starts anew"),
@@ -377,7 +377,7 @@ class ProcessLauncher:
     def read_machine(self, target: Target, host: Host) -> str:
         return host.run(["uname", "-n"]).out.strip()
 
-    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+    def find_leftovers(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
         said = host.run(["sh", "-c", _BEARING + _NOTING, host.files.root, *marks]).out.splitlines()
         return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
@@ -417,7 +417,7 @@ class ProcessLauncher:
             roots = chosen if index is not None else [top]
             signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
         elif how == "oom":
-            _note_memory(job, chosen, served, host)
+            _record_memory(job, chosen, served, host)
             signal_processes(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
         else:
             raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")

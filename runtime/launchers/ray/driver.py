@@ -301,7 +301,7 @@ class Driver:
             return False
         nodes = ray.nodes()
         with contextlib.suppress(OSError):  # without it the attempt counts as lost
-            node_failures.note_dead(run, self.native, begun, node_failures.find_dead(codes, places, nodes))
+            node_failures.record_dead(run, self.native, begun, node_failures.find_dead(codes, places, nodes))
         return node_failures.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:

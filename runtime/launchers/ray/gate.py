@@ -112,7 +112,7 @@ class Gate:
                 self._board = self._guard(self._make)
             self._write()
             if self.behind is not None:
-                self.behind, self._spots = self._try(self._look_again) or (None, [])
+                self.behind, self._spots = self._try(self._poll_again) or (None, [])
 
     def take_spot(self) -> str | None:
         """A node that has room for a run although the gate is closed, for one caller."""
@@ -157,7 +157,7 @@ class Gate:
         nodes = turns.give_back(self._view(), place, self.demand.need)
         return turns.find_better(mine, others, place, nodes, self._chances, now=self._clock(), spare=spare)
 
-    def _look_again(self, board: Claims) -> tuple[Better | None, list[str]]:
+    def _poll_again(self, board: Claims) -> tuple[Better | None, list[str]]:
         (mine, others), nodes, now = self._see(board), self._view(), self._clock()
         better = turns.find_better(mine, others, self._place, nodes, self._chances, now=now)
         if better is None or self.demand.places > 1:

@@ -77,7 +77,7 @@ class RayLauncher:
     kind: ClassVar[str] = "ray"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
-    takes_up: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
     """A head that starts again has forgotten its jobs."""
     keeps_ended: ClassVar[bool] = False
     """A head keeps jobs that have ended, but the record says how they ended, and a lost one can be cancelled."""

@@ -29,7 +29,7 @@ def has_living(
     return any(code is None and place["node"] in alive for code, place in zip(codes, places, strict=True))
 
 
-def note_dead(run: RunRecord, native: str, before: int, dead: Sequence[Mapping[str, Any]]) -> int | None:
+def record_dead(run: RunRecord, native: str, before: int, dead: Sequence[Mapping[str, Any]]) -> int | None:
     """Write beside the attempt that began on these nodes that they died; returns its number, None if there is none.
 
     `before` is the number of the newest attempt when the nodes were placed. Attempts of other native jobs are left alone.

@@ -18,7 +18,7 @@ def explain_wait(wants: Mapping[str, Any], nodes: int, view: ClusterView) -> Exp
     The sentence has no subject: it goes on from "it waits for N hosts of TPU v4-16: ".
     """
     needs = find_needs(wants)
-    lines = _tell_cluster(view)
+    lines = _report_cluster(view)
     return (
         _explain_missing_type(wants, view, lines)
         or _explain_impossible(needs, nodes, view, lines)
@@ -138,7 +138,7 @@ def _explain_busy(needs: Mapping[str, float], nodes: int, view: ClusterView, lin
             "`runtime cluster restart` starts it again; `sudo docker logs --tail 100 ray` on the head has more",
         )
     if mine:
-        return Explanation(tell_refusals(mine), (standing, *lines), _step_of(mine[-1], dead))
+        return Explanation(describe_refusals(mine), (standing, *lines), _step_of(mine[-1], dead))
     if coming:
         return Explanation(
             f"{count_noun(coming, 'node')} that could hold it {_is(coming)} being made", (standing, *lines)
@@ -153,7 +153,7 @@ def _explain_busy(needs: Mapping[str, float], nodes: int, view: ClusterView, lin
     return Explanation(standing, tuple(lines), "it starts by itself when there is room")
 
 
-def tell_refusals(refusals: Sequence[Refusal]) -> str:
+def describe_refusals(refusals: Sequence[Refusal]) -> str:
     """`the autoscaler could not make nodes: no more capacity in us-central2-b (stock-out), 14 times since 10:02 UTC`"""
     last = refusals[-1]
     kind = f" ({last.kind})" if last.kind and last.kind not in last.text.lower() else ""
@@ -171,7 +171,7 @@ def _step_of(refusal: Refusal, dead: int) -> str:
     return "`sudo docker logs --tail 100 ray` on the head has the autoscaler's own words"
 
 
-def _tell_cluster(view: ClusterView) -> list[str]:
+def _report_cluster(view: ClusterView) -> list[str]:
     lines = []
     if view.coming:
         lines.append(f"nodes that are being made: {_counts(view.coming)}")

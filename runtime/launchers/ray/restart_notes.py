@@ -28,7 +28,7 @@ def read_asked(jobs: RayJobs) -> set[str]:
     return _read(jobs)[0]
 
 
-def note_asked(jobs: RayJobs, names: Collection[str]) -> None:
+def record_asked(jobs: RayJobs, names: Collection[str]) -> None:
     """Note on the head that these submissions are asked to end for its restart; noted already is success."""
     known, number = _read(jobs)
     if new := sorted({*names} - known):

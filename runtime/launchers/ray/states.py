@@ -61,9 +61,9 @@ def read_states(
         runs = (note or {}).get("runs", {})
         waiting = [int(index) for index, run in runs.items() if run["state"] == "waiting"]
         why = (note or {}).get("why") or {}
-        message = f"{why['for']}: {why['sentence']}" if "sentence" in why else _tell_wants(note)
+        message = f"{why['for']}: {why['sentence']}" if "sentence" in why else _describe_wants(note)
         message = tell_better(note) or message
-        whole = _state(native, JobState.RUNNING, raw=status, started_at=started, where=_tell_hosts(runs))
+        whole = _state(native, JobState.RUNNING, raw=status, started_at=started, where=_report_hosts(runs))
         return [
             whole,
             *(_state(native, JobState.PENDING, index=index, raw="waiting", message=message) for index in waiting),
@@ -100,10 +100,10 @@ def explain_waiting(
             hint="`ray status` on the head shows what it is busy with",
         )
     why = (note or {}).get("why") or {}
-    asks = f"each node asks for {_tell_wants(note)}"
+    asks = f"each node asks for {_describe_wants(note)}"
     found = (*why.get("evidence", ()), *why.get("before", ()))
     if (better := tell_better(note)) is not None:
-        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {_tell_what_helps(why)}")
+        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {_describe_remedy(why)}")
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",
@@ -136,7 +136,7 @@ def tell_better(note: Mapping[str, Any] | None) -> str | None:
     return f"it lets {better['job']}{whose} go first: {holds}, and the owner of this job {better['ours']:g}"
 
 
-def _tell_what_helps(why: Mapping[str, Any]) -> str:
+def _describe_remedy(why: Mapping[str, Any]) -> str:
     spent = why.get("spent")
     if why["behind"]["cause"] != "budget" or not spent:
         return f"only a launch with a higher `priority`{_WITHIN if spent else ''} would go before it"
@@ -145,7 +145,7 @@ def _tell_what_helps(why: Mapping[str, Any]) -> str:
     return f"{spent['owner']} goes behind all who are within their budgets until less than {spent['budget']:g} chips are held"
 
 
-def _tell_wants(note: Mapping[str, Any] | None) -> str:
+def _describe_wants(note: Mapping[str, Any] | None) -> str:
     wants = (note or {}).get("wants", {})
     amounts = [f"{amount:g} {name}" for name, amount in wants.get("bundle", {}).items() if amount]
     if tpu := wants.get("tpu"):
@@ -154,7 +154,7 @@ def _tell_wants(note: Mapping[str, Any] | None) -> str:
     return ", ".join(amounts)
 
 
-def _tell_hosts(runs: Mapping[str, Any]) -> str:
+def _report_hosts(runs: Mapping[str, Any]) -> str:
     hosts = sorted({host for run in runs.values() for host in run.get("hosts", ())})
     return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 

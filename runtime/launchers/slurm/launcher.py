@@ -63,7 +63,7 @@ class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
-    takes_up: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
     keeps_ended: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
@@ -246,9 +246,9 @@ class SlurmLauncher:
         if code == NOT_ASKED:
             return None
         said = (host.files.read(f"{plan.folder}/{attempt}/err") or b"").decode("utf-8", "replace")
-        return self._look_for(plan, part, host) if code is None or is_no_answer(said) else None
+        return self._find_native(plan, part, host) if code is None or is_no_answer(said) else None
 
-    def _look_for(self, plan: LaunchPlan, part: NativePart, host: Host) -> str | None:
+    def _find_native(self, plan: LaunchPlan, part: NativePart, host: Host) -> str | None:
         return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
 
     def _answer(
@@ -277,7 +277,7 @@ class SlurmLauncher:
                 hint="run the same command again",
             )
         if is_no_answer(err):
-            if native := self._look_for(plan, part, host):
+            if native := self._find_native(plan, part, host):
                 return native
             raise SlurmUnavailable(
                 f"slurm did not answer `sbatch`: {_last(err)}",

@@ -60,13 +60,13 @@ class DeliveryBuffer:
 
     def shortfall(self) -> int:
         """How many to pull now; called with `changed` held."""
-        ready, ahead = len(self.ready), self._look_ahead()
+        ready, ahead = len(self.ready), self._prefetch()
         missing = self.wanted + ahead - ready
         if missing <= 0 or (self.wanted <= ready and 4 * missing <= 3 * ahead):
             return 0
         return max(missing, self.widened)
 
-    def _look_ahead(self) -> int:
+    def _prefetch(self) -> int:
         """How many are likely to finish in the next quarter of a second, if tasks have been that short for two."""
         now = self._clock.boottime()
         while self._settled and now - self._settled[0][0] > 2 * LOOK_AHEAD_S:

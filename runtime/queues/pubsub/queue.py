@@ -201,26 +201,26 @@ class PubSubQueue:
         """
         held = [one for one in releases if one.lease.handle.holding is DeliveryState.LEASED]
         live = [one for one in held if not one.lease.handle.lost]
-        problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
+        problems = [problem for problem in self._each(self._record_end, live) if problem is not None]
         if problems:
-            self._give_back([one for one in live if one.note is None])
+            self._release([one for one in live if one.note is None])
             raise problems[0]
-        if failed := self._give_back(live):
+        if failed := self._release(live):
             raise PubSubUnavailable(
                 f"cannot give {len(failed)} of {count_noun(len(live), 'task')} back to queue `{self.name}`",
                 facts=["they come back when their leases end"],
             )
 
-    def _note_end(self, release: Release) -> InfrastructureFailure | None:
+    def _record_end(self, release: Release) -> InfrastructureFailure | None:
         if release.note is None:
             return None
         try:
-            self.records.note_ended(release.lease.task, release.note)
+            self.records.record_ended(release.lease.task, release.note)
         except InfrastructureFailure as problem:
             return problem
         return None
 
-    def _give_back(self, releases: Sequence[Release]) -> list[Delivery]:
+    def _release(self, releases: Sequence[Release]) -> list[Delivery]:
         copies = [(one.lease.handle, _copy_for(one)) for one in releases]
         return self._intake.give_back(copies, patience_s=RELEASE_PATIENCE_S)
 

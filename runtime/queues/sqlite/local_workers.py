@@ -315,7 +315,7 @@ class LocalWorkers:
         together = sum(bool(running.tokens) for running in dead.values()) > 1
         for holder, worker, _, _ in others:
             if worker in dead:
-                self._give_back(holder, worker, dead[worker], together=together)
+                self._release(holder, worker, dead[worker], together=together)
         return [row[1] for row in others if row[1] not in dead]
 
     def sweep(self) -> bool:
@@ -331,9 +331,9 @@ class LocalWorkers:
             return True
         return not Presence.alive(self._file.workers_folder, worker)
 
-    def _give_back(self, holder: int, worker: str, running: RunningAttempts, *, together: bool) -> None:
+    def _release(self, holder: int, worker: str, running: RunningAttempts, *, together: bool) -> None:
         # Before the leases go back: a worker that takes one of these tasks then knows how its last attempt ended.
-        failure = None if self._fused else self._note_elsewhere(holder, worker, running, together=together)
+        failure = None if self._fused else self._record_elsewhere(holder, worker, running, together=together)
         with self._file.transaction() as connection:
             boot = self._find_dead(connection, holder, worker)
             if boot is None:
@@ -366,7 +366,7 @@ class LocalWorkers:
         ).fetchone()
         return str(row[0]) if row is not None and self._is_dead(worker, *row) else None
 
-    def _note_elsewhere(
+    def _record_elsewhere(
         self, holder: int, worker: str, running: RunningAttempts, *, together: bool
     ) -> Exception | None:
         """Note the lost attempts in a store outside the file; returns the failure of a note that cannot be written."""
@@ -390,7 +390,7 @@ class LocalWorkers:
         failure: Exception | None = None
         for task, note in lost:
             try:
-                self._records.note_ended(task, note)
+                self._records.record_ended(task, note)
             except Exception as problem:  # The notes after one that cannot be written are still written.
                 failure = problem
         return failure

@@ -210,9 +210,7 @@ class SqliteQueue:
         won = []
         for settlement in settlements:
             held, holder = (
-                (True, None)
-                if settlement.record.state is TaskState.SUCCEEDED
-                else self._look_at_lease(settlement.lease)
+                (True, None) if settlement.record.state is TaskState.SUCCEEDED else self._read_lease(settlement.lease)
             )
             if not held:
                 refused = base.refuse_lost(self.records, settlement, holder)
@@ -266,7 +264,7 @@ class SqliteQueue:
         change[record.state.value] = change.get(record.state.value, 0) + 1
         return is_held
 
-    def _look_at_lease(self, lease: Lease) -> tuple[bool, str | None]:
+    def _read_lease(self, lease: Lease) -> tuple[bool, str | None]:
         """Whether the lease holds still, and the worker that holds the task now."""
         with self._file.reading() as connection:
             row = connection.execute(
@@ -281,7 +279,7 @@ class SqliteQueue:
         if not self._fused:
             for release in releases:
                 if release.note is not None:
-                    self.records.note_ended(release.lease.task, release.note)
+                    self.records.record_ended(release.lease.task, release.note)
         now = self._clock.now().timestamp()
         with self._file.transaction() as connection:
             for release in releases:
@@ -308,7 +306,7 @@ class SqliteQueue:
         now = self._clock.now().timestamp()
         if now >= self._look_for_due_at:
             self._look_for_due_at = now + LOOK_FOR_DUE_S
-            tables.bring_up_due(connection, now)
+            tables.promote_due(connection, now)
         leases: list[Lease] = []
         taken, holds = [], []
         for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():

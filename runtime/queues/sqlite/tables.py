@@ -128,7 +128,7 @@ def read_task(connection: sqlite3.Connection, seq: int, generation: int, body: A
         return read_malformed(connection, seq, body, problem)[0]
 
 
-def bring_up_due(connection: sqlite3.Connection, now: float) -> None:
+def promote_due(connection: sqlite3.Connection, now: float) -> None:
     """Make delayed tasks that are due claimable."""
     due = connection.execute(
         "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM deferred d JOIN tasks t USING(seq) "
@@ -239,7 +239,7 @@ class QueueRow:
             if order is not None:
                 control = records.add_order(connection, self._name, order)
             self._set_paused(connection, control.paused)
-        records.look_after_orders(self._name)
+        records.poll_orders(self._name)
 
     def catch_up(self) -> None:
         """Follow an order from a command that was killed before it set the flag."""

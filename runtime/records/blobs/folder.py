@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records.blobs import PAUSES_S, BlobInfo
-from runtime.records.free_space import tell_free
+from runtime.records.free_space import describe_free
 from runtime.system import system
 
 TEMPORARY: Final = ".tmp-"
@@ -235,7 +235,7 @@ class FolderBlobs:
         message = f"record folder `{self.root}` failed: {said}"
         facts = [f"at `{path}`, which was left as it was"]
         if problem.errno in _FULL:
-            facts.append(f"free: {tell_free(self.root)}")
+            facts.append(f"free: {describe_free(self.root)}")
             return StoreUnavailable(
                 message, facts=facts, hint="make room there; workers go on by themselves, and a command is run again"
             )

@@ -99,7 +99,7 @@ class Execution:
 
     # progress
 
-    def note_progress(self, done: float | None = None, *_: object) -> None:
+    def record_progress(self, done: float | None = None, *_: object) -> None:
         """Report to the worker, at most twice a second; the last report is always passed on."""
         if os.getpid() != self._control.pid:
             return
@@ -357,7 +357,7 @@ class ChildServer:
             raise AttemptStopped("stopped before it began")
         pid = entries.spawn(argv, environ)
         execution.ran_user_code = True
-        self.control.note_command(pid)
+        self.control.record_command(pid)
         if execution.is_asked_to_stop():
             # The guardian may have looked for the command before its pid was in the cell.
             processes.send_signal([pid], signal.SIGTERM)
@@ -368,7 +368,7 @@ class ChildServer:
                     self._command_rss_bytes = usage.ru_maxrss * _RSS_UNIT_BYTES
                     break
         finally:
-            self.control.note_command(0)
+            self.control.record_command(0)
         entries.explain_status(os.waitstatus_to_exitcode(status))
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:

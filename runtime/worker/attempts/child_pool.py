@@ -15,7 +15,7 @@ from typing import Final
 from runtime.end_reasons import EndReason
 from runtime.worker.attempts import wire
 from runtime.worker.attempts.child_handle import ChildHandle, ChildOutput
-from runtime.worker.attempts.exit_classification import WROTE_TO_CONTROL, EndedAttempts, describe_code, note_progress
+from runtime.worker.attempts.exit_classification import WROTE_TO_CONTROL, EndedAttempts, describe_code, record_progress
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 
@@ -130,7 +130,7 @@ class ChildPool:
                 if end > size:
                     break
                 if kind == wire.PROGRESS:
-                    note_progress(child.note(), data[at + _RESULT_BYTES : end])
+                    record_progress(child.note(), data[at + _RESULT_BYTES : end])
                 elif flags or peak or child.noted or child.output.size:
                     self._end(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
                 else:
@@ -141,7 +141,7 @@ class ChildPool:
             if at < size:
                 child.buffer = data[at:]
             if not child.orders:
-                self._go_on(child)
+                self._resume_calls(child)
             if len(data) < 262144:
                 return
 
@@ -165,7 +165,7 @@ class ChildPool:
         if flags & wire.WAITS:
             self.write(child, wire.ORDER_HEADER.pack(wire.MAGIC, 0, wire.GO_ON))
 
-    def _go_on(self, child: ChildHandle) -> None:
+    def _resume_calls(self, child: ChildHandle) -> None:
         """Retire a child whose orders have all ended, if it is held; else send it more."""
         slot = child.slot
         if child.held and child.result is None:

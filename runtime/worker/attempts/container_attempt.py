@@ -106,7 +106,7 @@ def _run(
         said,
         Engine(path, user, tuple(groups), limits_cpus),
         folder,
-        scratch.note_path(execution.fields[8], token),
+        scratch.record_path(execution.fields[8], token),
         f"rt-{token}",
         {"task": task_id, "attempt": token, "user": str(os.geteuid()), "scratch": execution.fields[8]},
         said["memory_bytes"] or None,

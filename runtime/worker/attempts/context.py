@@ -96,14 +96,14 @@ class Attempt(Run):
     def progress(self, done: float, total: float | None = None, text: str | None = None, **numbers: float) -> None:
         """Report how far the attempt is; cheap enough for every step. Also keeps numbers, as `report` does."""
         self._keep(numbers, done, total)
-        self._execution.note_progress(
+        self._execution.record_progress(
             to_number("done", done), None if total is None else to_number("total", total), text
         )
 
     def report(self, step: float | None = None, **numbers: float) -> None:
         """Keep numbers, at a step if there is one: the record has the last, least and greatest number of each name."""
         self._keep(numbers, step)
-        self._execution.note_progress(None if step is None else to_number("step", step))
+        self._execution.record_progress(None if step is None else to_number("step", step))
 
     def _keep(self, numbers: dict[str, float], step: float | None = None, of: float | None = None) -> None:
         if self._folders["metrics"]:
@@ -217,7 +217,7 @@ class _Outside:
 
         return read_origin_here()
 
-    def note_progress(self, done: float | None = None, total: float | None = None, text: str | None = None) -> None:
+    def record_progress(self, done: float | None = None, total: float | None = None, text: str | None = None) -> None:
         now = time.monotonic()
         if done is not None and (now - self._spoke_at >= _SPEAK_EVERY_S or done == total):
             self._spoke_at = now

@@ -134,7 +134,7 @@ class ProcessEnvironment:
         }
         self._handlers = [(signum, own.get(signum, _get_handler(signum))) for signum in _SIGNALS]
 
-    def note_preloaded(self, names: set[str]) -> None:
+    def record_preloaded(self, names: set[str]) -> None:
         """Note modules that the guardian has loaded for all later children."""
         self._preloaded |= names
         self._not_loaded = PRELOADABLE.difference(sys.modules)

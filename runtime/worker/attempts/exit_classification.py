@@ -193,7 +193,7 @@ def _override(result: AttemptEnd, reason: EndReason, message: str | None) -> Non
     result.reason, result.message = reason, text
 
 
-def note_progress(noted: AttemptNotes, payload: bytes) -> None:
+def record_progress(noted: AttemptNotes, payload: bytes) -> None:
     """Keep an attempt's report of progress; if it cannot be read, the report before it stands."""
     try:
         said: dict[str, Any] = json.loads(payload)

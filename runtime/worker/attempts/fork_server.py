@@ -226,7 +226,7 @@ class Guardian:
                     pass  # An attempt that needs it gets the error.
                 finally:
                     sys.path[:] = path
-        self.child.environment.note_preloaded(sys.modules.keys() - before)
+        self.child.environment.record_preloaded(sys.modules.keys() - before)
         gc.freeze()
 
     def _remove(self, path: str) -> None:

@@ -178,7 +178,7 @@ def _remove_root(path: str) -> bool:
 # containers
 
 
-def note_path(root: str, token: str) -> str:
+def record_path(root: str, token: str) -> str:
     """Return the file in which this process notes an attempt's container."""
     return f"{root}/{token}.{os.getpid()}{CONTAINER}"
 

@@ -157,7 +157,7 @@ class ControlSocket:
     def mark_over(self) -> None:
         self.page[self.cell + OVER_AT] = 1
 
-    def note_command(self, pid: int) -> None:
+    def record_command(self, pid: int) -> None:
         """Name the session that the guardian signals instead of the child's; 0 for none."""
         COMMAND_PID.pack_into(self.page, self.cell + COMMAND_PID_AT, pid)
 

@@ -106,7 +106,7 @@ def garbage(world: World) -> Callable[[], None]:
             if known.acknowledged is not None:
                 laws.check_ended(job, status)
                 laws.check_held(job, status, natives)
-            if handle.launcher.takes_up and len(status.entry.outcomes) < status.entry.indices:
+            if handle.launcher.resumes and len(status.entry.outcomes) < status.entry.indices:
                 handle.cancel()  # it is lost and could go on, and nobody takes it up any more
         laws.check_announced()
         laws.check_heard(site.people - site.done.keys())

@@ -1397,7 +1397,7 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, copies: 
 
 
 def test_retry_where_nothing_is_started_anew_makes_a_new_job(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalLauncher, "takes_up", False)
+    monkeypatch.setattr(LocalLauncher, "resumes", False)
     script = "cat main.py >> $RUNTIME_OUTPUT_DIR/o; echo {x} >> " + str(run.tree / "ran") + "; [ {x} = 0 ] || [ -e " + str(run.tree / "mended") + " ]"  # fmt: skip
     job = run.finish(script, "--grid", "x=0,1")
     (run.tree / "mended").touch()

@@ -193,7 +193,7 @@ def test_head_that_takes_no_note_of_jobs_of_other_records_is_restarted_all_the_s
     def refuse(*_: object) -> NoReturn:
         raise RayRefused("submit `runtime-restart-1`", 500, "no room")
 
-    monkeypatch.setattr(cluster_restart, "note_asked", refuse)
+    monkeypatch.setattr(cluster_restart, "record_asked", refuse)
     start(settings, "else")
     said: list[str] = []
 

@@ -111,7 +111,7 @@ def ids(*tasks: Task) -> list[tuple[str, int]]:
 def test_audit_of_a_run_that_lost_a_worker_is_clean(store: Store) -> None:
     first, second = shard(1), shard(2)
     lost = EndedNote(token="dead", reason=EndReason.LOST, ended_at=NOW, worker="w-1")
-    store.note_ended(second, lost)
+    store.record_ended(second, lost)
     store.add(first, "a.py", "b.py", worker="w-1")
     store.add(second, "c.py", worker="w-2")
 

@@ -80,7 +80,7 @@ REFUSED = BackendRefusal(reason=EndReason.CONFIG_INVALID, message="no such parti
 
 
 @pytest.mark.parametrize(
-    ("given", "states", "takes_up", "in_vain", "act"),
+    ("given", "states", "resumes", "in_vain", "act"),
     [
         # gone
         (entry(), [LOST], True, 0, ReconcileAction.TAKE_UP),
@@ -120,24 +120,24 @@ REFUSED = BackendRefusal(reason=EndReason.CONFIG_INVALID, message="no such parti
     ],
 )
 def test_decision_on_an_open_job(
-    given: LedgerEntry, states: list[NativeState], takes_up: bool, in_vain: int, act: ReconcileAction
+    given: LedgerEntry, states: list[NativeState], resumes: bool, in_vain: int, act: ReconcileAction
 ) -> None:
-    assert decide_keep(given, states, takes_up=takes_up, in_vain=in_vain).act is act
+    assert decide_keep(given, states, resumes=resumes, in_vain=in_vain).act is act
 
 
 def test_launch_that_was_cut_off_lost_nothing_unless_a_run_has_begun() -> None:
-    verdicts = [decide_keep(entry(natives=0), [], takes_up=True, begun=begun) for begun in (False, True)]
+    verdicts = [decide_keep(entry(natives=0), [], resumes=True, begun=begun) for begun in (False, True)]
 
     assert [(each.act, each.submitted) for each in verdicts] == [
         (ReconcileAction.LEAVE, False),
         (ReconcileAction.LEAVE, True),
     ]
-    assert decide_keep(entry(natives=1, parts=2), [LOST], takes_up=True).submitted
+    assert decide_keep(entry(natives=1, parts=2), [LOST], resumes=True).submitted
 
 
 def test_only_a_job_that_is_given_up_gets_a_result_from_a_keeper() -> None:
-    given_up = decide_keep(entry(), [LOST], takes_up=True, in_vain=3)
-    cancelled = decide_keep(entry(cancelled=True), [LOST], takes_up=True)
+    given_up = decide_keep(entry(), [LOST], resumes=True, in_vain=3)
+    cancelled = decide_keep(entry(cancelled=True), [LOST], resumes=True)
 
     assert (given_up.reason, cancelled.reason) == (EndReason.LOST, None)
 

@@ -16,10 +16,10 @@ from runtime.clusters.restart import (
     RestartView,
     decide_give_up,
     decide_step,
+    describe_state,
     foresee,
     foresee_give_up,
     restart,
-    tell_standing,
 )
 from runtime.faults import FaultReached
 from runtime.jobs.maintenance_lock import MaintenanceLock
@@ -187,7 +187,7 @@ def test_giving_up_ends_when_the_mark_is_gone(hold: MaintenanceLock | None) -> N
     ],
 )
 def test_what_a_restart_has_done_is_told(seen: RestartView, said: str) -> None:
-    assert tell_standing(seen).rpartition("Z: ")[2] == said
+    assert describe_state(seen).rpartition("Z: ")[2] == said
 
 
 class Lab:
@@ -308,7 +308,7 @@ def test_plan_says_what_each_step_would_do_now() -> None:
 
 
 def test_plan_of_giving_up_says_what_each_step_would_do_now() -> None:
-    before = f"take the mark over, unless its maker is at work; {tell_standing(view(ASKED))}"
+    before = f"take the mark over, unless its maker is at work; {describe_state(view(ASKED))}"
 
     assert list(foresee_give_up(view(ASKED, "old", OURS), open_jobs=2)) == [
         (RestartStep.HOLD, before),

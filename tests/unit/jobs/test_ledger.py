@@ -269,7 +269,7 @@ def test_entry_is_the_same_read_alone_and_with_many(files: LocalFiles) -> None:
 
 def test_refusal_is_read_until_a_native_job_was_started(files: LocalFiles) -> None:
     launch(files)
-    ledger.note_refusal(files, JOB, RequestRefused("no such partition"))
+    ledger.record_refusal(files, JOB, RequestRefused("no such partition"))
     refusals = [entry.refused for entry in both(files) if entry]
     assert [refused and refused.reason for refused in refusals] == [EndReason.CONFIG_INVALID] * 2
     assert refusals[0] == refusals[1]

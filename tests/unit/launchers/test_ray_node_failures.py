@@ -10,7 +10,7 @@ import pytest
 
 from runtime.client.jobs.status import read_attempts
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.launchers.ray.node_failures import find_dead, has_living, note_dead
+from runtime.launchers.ray.node_failures import find_dead, has_living, record_dead
 from runtime.shim.record import FolderRecord, RunRecord
 from runtime.shim.retry import decide
 
@@ -43,7 +43,7 @@ def test_attempt_without_a_cause_whose_node_died_is_node_failed(
     if end:
         run.end(1, end, 143, {"message": "asked to stop by SIGTERM"})
 
-    noted = note_dead(run, "driver", 0, [PLACES[1]])
+    noted = record_dead(run, "driver", 0, [PLACES[1]])
 
     counted = run.counted(ORDER)
     assert noted == 1
@@ -55,7 +55,7 @@ def test_attempt_without_a_cause_whose_node_died_is_node_failed(
 def test_attempts_whose_nodes_died_four_times_in_a_row_do_not_end_the_run_as_lost_ones_do(run: RunRecord) -> None:
     for number in range(4):
         run.claim("driver")
-        assert note_dead(run, "driver", number, [PLACES[1]]) == number + 1
+        assert record_dead(run, "driver", number, [PLACES[1]]) == number + 1
 
     assert decide(run.counted(ORDER), RETRY, lambda: 0.0)[0] == "again"
     assert decide([None] * 4, RETRY) == ("final", "lost")
@@ -66,7 +66,7 @@ def test_end_of_the_attempt_itself_stays(run: RunRecord, reason: str) -> None:
     run.claim("driver")
     run.end(1, reason, 1, {})
 
-    assert note_dead(run, "driver", 0, [PLACES[1]]) is None
+    assert record_dead(run, "driver", 0, [PLACES[1]]) is None
     # Its shim may write its end after the driver looked, too.
     (Path(run.job) / "runs/0/a0001/node_failed").write_text(json.dumps({"message": "dead"}))
     assert [each["reason"] for each in run.counted(ORDER)] == [reason]
@@ -75,14 +75,14 @@ def test_end_of_the_attempt_itself_stays(run: RunRecord, reason: str) -> None:
 def test_attempt_of_an_earlier_placement_or_another_driver_is_left_alone(run: RunRecord) -> None:
     run.claim("driver")
 
-    assert note_dead(run, "driver", 1, [PLACES[1]]) is None
-    assert note_dead(run, "another", 0, [PLACES[1]]) is None
-    assert note_dead(run, "driver", 0, []) is None
+    assert record_dead(run, "driver", 1, [PLACES[1]]) is None
+    assert record_dead(run, "another", 0, [PLACES[1]]) is None
+    assert record_dead(run, "driver", 0, []) is None
     assert run.counted(ORDER) == [None]
 
 
 def test_backend_that_starts_attempts_in_place_looks_for_no_such_file(run: RunRecord) -> None:
     run.claim("driver")
-    note_dead(run, "driver", 0, [PLACES[1]])
+    record_dead(run, "driver", 0, [PLACES[1]])
 
     assert run.counted({"retries": "shim"}) == [None]

@@ -183,9 +183,9 @@ class LooksAtEachNote(MemoryRecords):
         super().__init__()
         self._look = look
 
-    def note_ended(self, task: Task, note: EndedNote) -> None:
+    def record_ended(self, task: Task, note: EndedNote) -> None:
         self._look(task)
-        super().note_ended(task, note)
+        super().record_ended(task, note)
 
 
 def beside(path: Path, records: RecordStore) -> SqliteQueue:

@@ -90,7 +90,7 @@ def give_many(store: BlobRecords, count: int = ORDERS_APART) -> None:
 
 
 def put_together(blobs: WatchedBlobs) -> None:
-    open_store(blobs).look_after_orders(QUEUE)
+    open_store(blobs).poll_orders(QUEUE)
 
 
 def later(blobs: WatchedBlobs, span: timedelta = MOVED_FOR) -> None:

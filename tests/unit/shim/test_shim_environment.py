@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.shim.environment import tell_end
+from runtime.shim.environment import describe_end
 
 HASHES = """\
 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated the package versions, …
@@ -52,7 +52,7 @@ pip._vendor.packaging.markers.InvalidMarker: Invalid marker: 'rm', parse error a
     ids=["hashes", "conflict", "never", "traceback", "uv", "nothing"],
 )
 def test_end_of_what_a_manager_said_has_the_reason_last(said: str, reason: str) -> None:
-    told = tell_end(said)
+    told = describe_end(said)
 
     assert told.endswith(reason)
     assert told.startswith("\n".join(said.splitlines()[-10:]))

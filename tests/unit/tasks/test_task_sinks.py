@@ -15,7 +15,7 @@ from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownNam
 from runtime.tasks.history import Lease, Record, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.notification_sinks import ENDS, TaskSink, find_named, make_sinks, put_named
-from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
+from runtime.tasks.notifications import Notification, choose_sinks, describe_complete, describe_end, find_notification
 from runtime.tasks.wire import decode_stored, decode_task, encode_task
 from runtime.testing import sample_task
 from runtime.values import replace
@@ -180,7 +180,7 @@ def test_message_says_how_a_task_ended_and_nothing_of_what_it_printed() -> None:
 
     message = find_notification(settlement_of(task, record), "gpu")
     assert message is not None
-    event = tell_end(message, record)
+    event = describe_end(message, record)
 
     assert {name: value for name, value in event.items() if name != "id"} == {
         "task": task.id,
@@ -208,10 +208,10 @@ def test_message_id_is_of_the_task_the_generation_and_the_result() -> None:
         record_of(sample_task("other")),
     ]
 
-    ids = [tell_end(message, each)["id"] for each in records]
+    ids = [describe_end(message, each)["id"] for each in records]
 
     assert len(set(ids)) == 4
-    assert tell_end(replace(message, queue="other"), record_of(task, worker="w-2", attempts=2))["id"] == ids[0]
+    assert describe_end(replace(message, queue="other"), record_of(task, worker="w-2", attempts=2))["id"] == ids[0]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_end_that_nobody_wants_or_that_another_attempt_recorded_is_no_message() 
 def test_message_about_an_experiment_has_its_totals(counts: dict[TaskState, int], state: str, text: str) -> None:
     message = Notification(experiment="sweep", sinks=(replace(LOG, on=()),), queue="q", owner="ada", token="c" * 16)
 
-    event = tell_complete(message, counts, now=AT)
+    event = describe_complete(message, counts, now=AT)
 
     assert (event["state"], event["text"]) == (state, f"experiment sweep is complete: {text}")
     assert event["counts"] == {each.value: count for each, count in counts.items() if count}

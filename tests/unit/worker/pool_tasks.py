@@ -194,7 +194,7 @@ def undecodable_progress():
     attempt.progress(1, total=2)
     attempt._execution._sent_at = 0.0
     attempt.metrics["n"] = 10**5000
-    attempt._execution.note_progress(1)
+    attempt._execution.record_progress(1)
     del attempt.metrics["n"]
 
 

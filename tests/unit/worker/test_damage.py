@@ -57,7 +57,7 @@ def filled(bench: Bench) -> Bench:
     bench.fail(bench.lease(), message="it broke")
     lease = bench.lease()
     if not bench.records.holds_tasks:
-        bench.records.note_ended(HELD, ended_note(bench, "old"))
+        bench.records.record_ended(HELD, ended_note(bench, "old"))
     bench.report("w-one", running=(lease.task.id,))
     bench.report("w-two")
     return bench
@@ -256,8 +256,8 @@ def test_started_mark_whose_end_cannot_be_decoded_is_closed(bench: Bench) -> Non
     records = bench.records
     from runtime.tasks.history import StartedMark
 
-    records.note_started(task, StartedMark("a1", "w-one", bench.now, alone=False))
-    records.note_ended(task, ended_note(bench, "a1"))
+    records.record_started(task, StartedMark("a1", "w-one", bench.now, alone=False))
+    records.record_ended(task, ended_note(bench, "a1"))
     damage(bench, f"attempts/{task.id}/", b"{", ".ended.json")
 
     history = records.history(task.id, 1)

@@ -76,7 +76,7 @@ class Bench:
                 find=lambda *_: self.record,
                 put_worker=self.seen.append,
                 put_counters=self.calls.put_counters,
-                note_proven=self.note_proven,
+                record_proven=self.record_proven,
             ),
             offload=SimpleNamespace(call=self.call, awaited=0),
             say=self.say,
@@ -103,8 +103,8 @@ class Bench:
             raise self.problem
         return self.lost
 
-    def note_proven(self, task: Task, token: str) -> None:
-        self.calls.note_proven(task.id, token)
+    def record_proven(self, task: Task, token: str) -> None:
+        self.calls.record_proven(task.id, token)
         if self.problem is not None:
             raise self.problem
 
@@ -112,7 +112,7 @@ class Bench:
         """Look at what runs that long after the first look, and count what was noted up to then."""
         self.pool.has_progressed = lambda _: progressed
         self.upkeep.do_what_is_due(1.0 + after_s)
-        return sum(name in ("note_proven", "mark_running") for name in self.calls.names())
+        return sum(name in ("record_proven", "mark_running") for name in self.calls.names())
 
     def take(self, token: str = "t", *, sent: bool = True) -> HeldLease:
         held = self.holdings.take(Lease(sample_task(token), token), 0.0, self.clock.boottime())
@@ -290,15 +290,15 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
         bench.upkeep.do_what_is_due(now)
     assert len(bench.seen) == 2
 
-    bench.upkeep.note_busy()
+    bench.upkeep.record_busy()
     bench.upkeep.do_what_is_due(31.0)
     assert len(bench.seen) == 2
 
     bench.take()
     bench.holdings.running = ["t", "gone"]
     bench.clock.advance(seconds=100)
-    bench.upkeep.note_busy()
-    bench.upkeep.note_busy()
+    bench.upkeep.record_busy()
+    bench.upkeep.record_busy()
     bench.upkeep.do_what_is_due(6.9)
     assert len(bench.seen) == 2
     bench.upkeep.do_what_is_due(7.0)
@@ -309,7 +309,7 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
     assert ("put_counters", "w-1", {"lab": {TaskState.SUCCEEDED: 3}}) in bench.calls.calls
 
     monkeypatch.setitem(vars(system), "monotonic", lambda: 8.0)
-    bench.upkeep.note_busy()
+    bench.upkeep.record_busy()
     bench.upkeep.do_what_is_due(36.9)
     assert len(bench.seen) == 3
     bench.upkeep.do_what_is_due(37.0)
@@ -329,7 +329,7 @@ def test_worker_that_holds_nothing_of_a_remote_queue_tends_it_rarely(monkeypatch
     bench.take()
     bench.holdings.running = ["t"]
     monkeypatch.setitem(vars(system), "monotonic", lambda: 5.1)
-    bench.upkeep.note_busy()
+    bench.upkeep.record_busy()
 
     assert [tended(now) for now in (5.8, 5.9, 6.6, 6.7)] == [2, 3, 3, 4]
 

@@ -106,7 +106,7 @@ def test_worker_looks_soon_after_its_start_and_then_at_intervals_even_while_it_s
     monkeypatch.setattr(notifying, "_find_due", lambda known: looks.append(clock.boottime() - began) or find_due(known))
 
     for _ in range(120):
-        notifying.look_when_due(clock.boottime())
+        notifying.poll_when_due(clock.boottime())
         clock.advance(seconds=0.1)
 
     assert looks == pytest.approx([LOOK_AFTER_S, LOOK_AFTER_S + LOOK_EVERY_S, LOOK_AFTER_S + 2 * LOOK_EVERY_S], abs=0.2)

@@ -9,7 +9,7 @@ import pytest
 from runtime.end_reasons import EndReason
 from runtime.worker.attempts import wire
 from runtime.worker.attempts.child_handle import AttemptNotes
-from runtime.worker.attempts.exit_classification import note_progress, read_report
+from runtime.worker.attempts.exit_classification import read_report, record_progress
 from runtime.worker.attempts.model import AttemptEnd
 
 
@@ -52,8 +52,8 @@ def test_report_that_cannot_be_read_is_the_attempts_failure(payload: bytes) -> N
 
 def test_progress_that_cannot_be_read_changes_nothing() -> None:
     noted = AttemptNotes()
-    note_progress(noted, b'{"progressed": true, "metrics": {"loss": 1}}')
+    record_progress(noted, b'{"progressed": true, "metrics": {"loss": 1}}')
     for payload in (b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"loss": []}}'):
-        note_progress(noted, payload)
+        record_progress(noted, payload)
 
     assert (noted.progressed, noted.metrics) == (True, {"loss": 1.0})

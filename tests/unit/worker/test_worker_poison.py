@@ -301,7 +301,7 @@ def test_end_whose_note_is_refused_is_recorded_as_failed_and_the_rest_is_given_b
 
 
 @pytest.mark.parametrize(
-    ("call", "problem"), [*(("note_started", problem) for problem in OWN.values()), ("history", OWN["a bug"])]
+    ("call", "problem"), [*(("record_started", problem) for problem in OWN.values()), ("history", OWN["a bug"])]
 )
 @pytest.mark.usefixtures("quick")
 def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_the_rest_runs(

@@ -310,10 +310,10 @@ def test_attempts_without_an_end_are_losses_on_the_machine_that_they_name(bench:
     task = reaching(bench, "task")
     queue.put([task])
     for number in range(3):
-        records.note_started(task, StartedMark(f"gone-{number}", f"w-{number}", ago(minutes=1), True, machine_id()))
+        records.record_started(task, StartedMark(f"gone-{number}", f"w-{number}", ago(minutes=1), True, machine_id()))
     began: list[StartedMark] = []
-    note_started = records.note_started
-    records.note_started = lambda task, mark: began.append(mark) or note_started(task, mark)  # type: ignore[method-assign,func-returns-value]
+    record_started = records.record_started
+    records.record_started = lambda task, mark: began.append(mark) or record_started(task, mark)  # type: ignore[method-assign,func-returns-value]
 
     bench.run(Untracked(queue), slots=2)  # type: ignore[arg-type]
 
