@@ -7,7 +7,6 @@ and may be replaced or removed while it runs. docs/decisions/shim-as-one-file.md
 from __future__ import annotations
 
 import functools
-import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +26,6 @@ _TAIL: Final = '''
 class Modules(object):
     """Imports what `SOURCES` holds, before anything of the same name that is installed."""
 
-    find_code = None
-    """Finds the code of a module that was compiled before; until it is here itself, each module is compiled."""
-
     def find_spec(self, name, path=None, target=None):
         if name in SOURCES:
             return type(sys.__spec__)(name, self, is_package=name in ("runtime", "runtime.shim"))
@@ -40,21 +36,13 @@ class Modules(object):
 
     def exec_module(self, module):
         name = module.__name__
-        path = "shim.py/%s.py" % name.replace(".", "/")
-        if self.find_code is None:
-            code = compile(SOURCES[name], path, "exec")
-        else:
-            code = self.find_code(PROGRAM, name, SOURCES[name], path)
-        exec(code, module.__dict__)
+        exec(compile(SOURCES[name], "shim.py/%s.py" % name.replace(".", "/"), "exec"), module.__dict__)
 
     def get_source(self, name):
         return SOURCES[name]
 
 
 sys.meta_path.insert(0, Modules())
-from runtime.shim.compiled import find_code
-
-Modules.find_code = staticmethod(find_code)
 
 if __name__ == "__main__":
     from runtime.shim.main import main
@@ -80,5 +68,4 @@ def build_shim() -> bytes:
     # As bytes: text of which one letter is not ASCII takes ten times as long to join and encode.
     sources |= {module: path.read_bytes() for module, path in list_shipped().items()}
     entries = b"".join(b"SOURCES[%r] = r'''%b'''\n\n" % (module, source) for module, source in sources.items())
-    content = hashlib.sha256(entries).hexdigest()[:16]
-    return b"%bPROGRAM = %r\nSOURCES = {}\n%b%b" % (_HEAD.encode(), content, entries, _TAIL.encode())
+    return b"%bSOURCES = {}\n%b%b" % (_HEAD.encode(), entries, _TAIL.encode())

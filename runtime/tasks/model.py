@@ -228,17 +228,12 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
         if entry is None or key is not None:
             basis = canonical_json({"key": key})
         else:
-            return spelled_id(experiment, _canonical_entry(entry))
+            basis = f'{{"entry":{_canonical_entry(entry)}}}'
         return _hashed_id(experiment, basis)
     except (TypeError, ValueError, RecursionError) as problem:
         # The check's own error is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
         raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
-
-
-def spelled_id(experiment: str, entry: str) -> str:
-    """`task_id` of a task without a key, whose entry is spelled as canonical JSON."""
-    return _hashed_id(experiment, f'{{"entry":{entry}}}')
 
 
 def _hashed_id(experiment: str, basis: str) -> str:
@@ -251,13 +246,9 @@ def _canonical_entry(entry: Entry) -> str:
     if not isinstance(entry, FunctionEntry):
         return canonical_json(entry_fields(entry))
     args = canonical_json(entry.args) if entry.args else ""
-    return spell_entry(entry.function, args, canonical_json(dict(entry.kwargs)) if entry.kwargs else "")
-
-
-def spell_entry(function: str, args: str, kwargs: str) -> str:
-    """The canonical JSON of a function's entry from that of its arguments; an empty text stands for none."""
+    kwargs = canonical_json(dict(entry.kwargs)) if entry.kwargs else ""
     first, last = f'"args":{args},' if args else "", f',"kwargs":{kwargs}' if kwargs else ""
-    return f'{{{first}"function":{quote_json(function)}{last}}}'
+    return f'{{{first}"function":{quote_json(entry.function)}{last}}}'
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:

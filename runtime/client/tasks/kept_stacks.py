@@ -11,12 +11,10 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from runtime.client.tasks.repeated import RepeatedCall
 from runtime.client.tasks.task_snapshot import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
@@ -26,12 +24,9 @@ from runtime.system import system
 
 if TYPE_CHECKING:
     from runtime.snapshots.watch import TreeWatch
-    from runtime.tasks.model import Task
 
 MOST: Final = 4
 """Most stacks kept at a time, and most folders of code for each; the oldest makes room for another."""
-MOST_CALLS: Final = 32
-"""Most functions of which each stack keeps how they are submitted."""
 SETTLED_NS: Final = 2_000_000_000
 """A settings file that was written shortly before it was read may change again with the same stamp."""
 PLAIN_LOOKS: Final = 3
@@ -46,8 +41,6 @@ _RAW: Final = tuple(map(os.fsencode, _VARIABLES))
 look_up_variable: Final[Callable[[bytes], bytes | None]] = getattr(os.environb, "_data", os.environb).get
 """`os.environb.get` on the dictionary behind it, which is five times faster: each call looks up twenty variables."""
 _Key = tuple[str | bytes | None, ...]
-Manner = tuple[FunctionType, str | None, bool | None]
-"""How a function is submitted without options: the function, its experiment, and `snapshot`, which is None or False."""
 
 
 class KeptStack:
@@ -57,8 +50,6 @@ class KeptStack:
         self.stack = stack
         self.queue = stack.queue()
         self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
-        self._calls: dict[Manner, RepeatedCall | None] = {}
-        """None for what was submitted once: what is never repeated costs no more than that."""
         self._stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
         self._watch: TreeWatch | None = None
         """The watch of the settings files and the queue's file, which are read after a notice and every `LOOK_EVERY_S`."""
@@ -102,30 +93,6 @@ class KeptStack:
                 self._codes.pop(next(iter(self._codes))).close()
             code = self._codes[wanted, start] = CodeInHand(wanted, start)
         return code.take(records, settings)
-
-    def find_call(self, manner: Manner) -> RepeatedCall | None:
-        call = self._calls.get(manner)
-        return call if call is not None and call.is_current(manner[0]) else None
-
-    def keep_call(self, manner: Manner, start: Path | None, task: Task, said: Mapping[str, Any]) -> None:
-        """From its second time on, keep what the next such call has in common with this one, which submitted that task.
-
-        `start` is the folder that its code was looked for from.
-        """
-        if manner not in self._calls:
-            if len(self._calls) >= MOST_CALLS:
-                self._calls.pop(next(iter(self._calls)))
-            self._calls[manner] = None
-            return
-        function, _, snapshot = manner
-        code = None if snapshot is False else self._codes.get((snapshot, start))
-        of_code = None if code is None else code.watched
-        if self._watch is None or not isinstance(self.queue, SqliteQueue) or (of_code is None and snapshot is None):
-            return
-        watched = [(self._watch, self._looked_at + LOOK_EVERY_S), *([of_code] if of_code else [])]
-        watches, until = [watch for watch, _ in watched], min(until for _, until in watched)
-        call = RepeatedCall(function, task, self.queue, watches, until, said)
-        self._calls[manner] = call if call.makes(task) else None
 
     def close(self) -> None:
         _all.discard(self)
@@ -178,30 +145,6 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
             _keep(self._key, self._kept)
         else:
             self._kept.close()
-
-
-def put_again(
-    name: str | None, queue: str | None, manner: Manner, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> tuple[RepeatedCall, str] | None:
-    """Put a task as calls of the same manner put theirs, and return the call and the task's id.
-
-    None, with nothing done, if that takes another look at the stack, the code or the arguments, or if the task is known.
-    """
-    try:
-        key = _key_of(name, queue)
-    except OSError:
-        return None
-    kept = _kept.pop(key, None)
-    if kept is None:
-        return None
-    try:
-        call = kept.find_call(manner)
-        identity = None if call is None else call.put(args, kwargs)
-    except BaseException:
-        kept.close()
-        raise
-    _keep(key, kept)
-    return None if call is None or identity is None else (call, identity)
 
 
 def _key_of(name: str | None, queue: str | None) -> _Key:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -32,7 +31,7 @@ from runtime.client.tasks.build import (
     submitter,
 )
 from runtime.client.tasks.environment import take_packages
-from runtime.client.tasks.kept_stacks import KeptStack, Manner, put_again
+from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.pickled_calls import check_packed, pack_work
 from runtime.client.tasks.publish import (
     PART_TASKS,
@@ -54,8 +53,6 @@ from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import (
     DEFAULT_MAX_FAILURES,
-    NO_OUTPUTS,
-    NO_PRIORITY,
     Resources,
     Task,
     check_new_experiment,
@@ -72,7 +69,6 @@ PARALLEL: Final = 32
 """Requests to a bucket at once, to look for outputs that exist."""
 
 _CheckSecrets: TypeAlias = Callable[[Sequence[str]], None]
-_NAMES: Final = (str, type(None))
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
 
@@ -218,38 +214,6 @@ def submit(
     Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
     with.
     """
-    manner: Manner | None = None
-    if (
-        type(work) is FunctionType
-        and (snapshot is None or snapshot is False)
-        and key is None
-        and timeout is None
-        and expires is None
-        and delay is None
-        and resources is None
-        and secrets is None
-        and capture is None
-        and reuse is None
-        and notify is None
-        and notify_on is None
-        and environment is None
-        and image is None
-        and progress is None
-        and max_failures is DEFAULT_MAX_FAILURES
-        and priority is NO_PRIORITY
-        and outputs is NO_OUTPUTS
-        and with_packages is NO_OUTPUTS
-        and mounts is NO_OUTPUTS
-        and not skip_existing
-        and type(experiment) in _NAMES
-        and type(queue) in _NAMES
-        and type(stack) in _NAMES
-        and type(args) in LISTS
-    ):
-        manner = work, experiment, snapshot
-        if (again := put_again(stack, queue, manner, args, kwargs)) is not None:  # type: ignore[arg-type]
-            call, identity = again
-            return Submission(new=1, tasks=((identity, 1),), **call.said)
     now = system.now()
     if type(args) not in LISTS:
         check_argument("args", args)
@@ -336,10 +300,8 @@ def submit(
             "single": is_one(work),
             "pickles": packed is not None,
         }
-        made = None
         if target.records.holds_tasks and not skip_existing and said["single"]:
-            made = make_one(work, terms, args, kwargs)
-            done = _submit_one(made, target, check_secrets, said)
+            done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
             if progress:
                 progress(1)
         else:
@@ -357,8 +319,6 @@ def submit(
             hearers.watch(target, experiment, new=bool(done.new or done.resumed))
         if done.new:
             _report_skew(target.records)
-            if manner is not None and kept is not None and packed is None and made is not None:
-                kept.keep_call(manner, start, made, {"experiment": experiment, "queue": target.name, **said})
         return done
 
 

@@ -111,11 +111,6 @@ class CodeInHand:
         self._code, self._looked_at = code, now
         return code
 
-    @property
-    def watched(self) -> tuple[TreeWatch, float] | None:
-        """The watch of the tree, and until when it counts without another search; None for a tree without a watch."""
-        return None if self._watch is None else (self._watch, self._looked_at + LOOK_EVERY_S)
-
     def _open_watch(self, folder: Path, records: RecordStore, settings: Settings) -> None:
         from runtime.snapshots.snapshot import survey
         from runtime.snapshots.watch import TreeWatch

@@ -88,7 +88,7 @@ class SqliteQueue:
         if not tasks:
             return base.PutResult(0, 0)
         if len(tasks) == 1 and (one := tasks[0]).generation == 1 and not one.not_before:
-            is_new = self.put_spelled(one.id, one.experiment, encode_task(one), rank=-one.priority)
+            is_new = self._put_one(one)
             if is_new is not None:
                 return _NEW if is_new else _KNOWN
         now = self._clock.now().timestamp()
@@ -119,16 +119,18 @@ class SqliteQueue:
             self._wakes.wake()
         return base.PutResult(new, len(tasks) - new, frozenset(before))
 
-    def put_spelled(self, identity: str, experiment: str, body: str, *, rank: int = 0) -> bool | None:
-        """Put the first generation of one task, to be run at once, by its JSON; returns whether it is new.
+    def _put_one(self, task: Task) -> bool | None:
+        """Put the first generation of a task that may run at once; returns whether it is new.
 
         None, with nothing done, for the first task of its experiment or queue from this process.
         """
-        number, queue = self._experiments.get(experiment), self._row.known
+        number, queue = self._experiments.get(task.experiment), self._row.known
         if number is None or queue is None or self._file.durability != "full":
             return None
         try:
-            self._file.execute(_PUT_ONE, (identity, number, queue, rank, body), announce=self._wakes.wake)
+            self._file.execute(
+                _PUT_ONE, (task.id, number, queue, -task.priority, encode_task(task)), announce=self._wakes.wake
+            )
         except sqlite3.IntegrityError as problem:
             if problem.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
                 raise
