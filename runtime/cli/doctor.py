@@ -15,9 +15,7 @@ from runtime.errors import RequestRefused
 from runtime.units import count_noun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runtime.client.sqlite_recovery import Recovered
+    pass
 
 
 def doctor(
@@ -34,7 +32,7 @@ def doctor(
     secret, a write to the record store. Exit code 1 if a line fails.
 
     With `--recover`, the damaged task file of a local stack is kept under another name and replaced by what can be read
-    of it; what could not be is said. Exit code 1 if something could not.
+    of it.
 
     \b
     Examples:
@@ -61,24 +59,14 @@ def _recover(file: Path | None, stack: str | None, output: OutputFormat) -> int:
     if output is OutputFormat.JSON:
         print_json(done)
     elif done is not None:
-        say(*_recovered_lines(done))
+        say(
+            f"recovered  {count_noun(done.tasks, 'task')}, {format_count(done.waiting)} of them to be run",
+            f"           {count_noun(done.records, 'result')}, {count_noun(done.notes, 'note')} on attempts",
+            f"           {count_noun(done.objects, 'other object')}, such as orders and reports of workers",
+        )
     if done is None:
         note(f"nothing is wrong with `{path}`; it is as it was")
-        return 0
-    note(f"the damaged file is kept: {done.kept}")
-    return 1 if done.incomplete else 0
-
-
-def _recovered_lines(done: Recovered) -> Iterator[str]:
-    yield f"recovered      {count_noun(done.tasks, 'task')}, {format_count(done.waiting)} of them to be run"
-    yield f"               {count_noun(done.records, 'result')}, {count_noun(done.notes, 'note')} on attempts"
-    yield f"               {count_noun(done.objects, 'other object')}, such as orders and reports of workers"
-    for number, text in (
-        (len(done.lost_tasks), "tasks whose content cannot be read; `-o json` has their ids"),
-        (done.lost_records, "results that are gone: their tasks are run again"),
-        (done.left_out, "results and notes of tasks that are gone"),
-    ):
-        if number:
-            yield f"not recovered  {format_count(number)} {text}"
-    if done.unreadable:
-        yield f"not whole      {', '.join(done.unreadable)}: rows may be missing that nothing else names"
+    else:
+        note(f"the damaged file is kept: {done.kept}")
+        note("tasks that could not be read are missing; the same `runtime submit` again adds them, and no others")
+    return 0

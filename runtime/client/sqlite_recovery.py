@@ -1,11 +1,8 @@
 """Recovers the readable part of a damaged task file; the file itself is kept under another name and never written to.
 
-The rows of a copy are written into a new file: with the recovery of SQLite's own command line if it is installed and
-works, and row by row, past every page that cannot be read. Page 1 holds the first page of each table; if it is unreadable,
-page 1 of an empty task file replaces it, because the tables of every task file begin at the same pages.
-
-Only tasks and records count. The waiting tasks and all counters follow from them: a task without a record of its newest
-generation waits.
+The rows come from SQLite's own `.recover`, if its command line is installed and can do it, and from reading each table from
+both ends up to the first page that cannot be read. Only tasks and records count: the waiting tasks and all counters follow
+from them, since a task without a record of its newest generation waits.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from runtime.queues.sqlite.local_workers import Presence
 from runtime.records.blobs.folder import sync
 from runtime.records.sqlite_file import (
     ENTERED,
-    RENAMED,
     TABLES,
     EmbeddedFile,
     check_layout,
@@ -43,17 +39,16 @@ from runtime.values import dataclass
 
 PATIENCE_S: Final = 10.0
 """Longest wait for the file's lock; other processes hold it for one transaction."""
-PAGE_BYTES: Final = 4096
-_LARGEST: Final = 2**63 - 1
 _COUNTED: Final = ("tasks", "records", "notes", "objects")
 _HOLDING: Final = TABLES - {ENTERED}
 """Tables whose rows are brought over; each recovered task gets a place anyway."""
 _WITHOUT_ROWID: Final = {"claimable": "queue, rank, seq", "deferred": "due, seq", "notes": "token", "objects": "key"}
+"""The order of each table that has no row numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Counts of the recovered rows by table, and of the lost ones."""
+    """Counts of the recovered rows by table."""
 
     file: str
     kept: str
@@ -63,18 +58,6 @@ class Recovered:
     objects: int
     waiting: int
     """Tasks that wait to be run, including interrupted ones."""
-    lost_tasks: tuple[str, ...]
-    """Ids that an index still has, without readable content."""
-    lost_records: int
-    """Results that only the readable counters of the experiments have: their tasks run once more."""
-    left_out: int
-    """Records and notes without a readable task."""
-    unreadable: tuple[str, ...]
-    used_sqlite3: bool
-
-    @property
-    def incomplete(self) -> bool:
-        return bool(self.lost_tasks or self.lost_records or self.left_out or self.unreadable)
 
 
 def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
@@ -113,23 +96,22 @@ def _recover(path: Path, scratch: Path, now: datetime, *, in_use: bool) -> Recov
             return None
         # Closing the copy has merged the readable part of its log.
         _copy(path, copy)
-    found = _Found()
     made = scratch / "new.db"
     with closing(sqlite3.connect(made, isolation_level=None)) as new:
         make_tables(new)
         new.execute("BEGIN")
-        theirs = _recover_with_sqlite3(copy, scratch / "theirs.db")
-        for source in (theirs, copy):
-            if source is not None:
-                _bring_over(source, new, found)
-        _put_in_order(new, found)
+        _recover_with_sqlite3(copy, scratch / "theirs.db")
+        for source in (scratch / "theirs.db", copy):
+            _bring_over(source, new)
+        _put_in_order(new)
         new.execute("COMMIT")
-        found.count(new)
-    if not (in_use or found.named or any(found.counts.values()) or _begins_as_database(path)):
+        counts = {table: new.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in _COUNTED}
+        waiting = new.execute("SELECT (SELECT count(*) FROM claimable) + (SELECT count(*) FROM deferred)").fetchone()[0]
+    if not any(counts.values()):
         raise NotPossible(
-            f"`{path}` is no task file",
-            facts=["it does not begin like a SQLite database, and holds nothing that can be read as a task"],
-            hint="if it was one, move it away: the next command makes a new one",
+            f"nothing in `{path}` can be read as a task",
+            facts=["nothing was changed"],
+            hint=f"begin a new file, and keep this one aside: mv {path} {path}.damaged && rm -f {path}-wal {path}-shm",
         )
     kept = kept or _keep(path, now)
     shutil.copymode(path, made)
@@ -140,34 +122,7 @@ def _recover(path: Path, scratch: Path, now: datetime, *, in_use: bool) -> Recov
         path.with_name(path.name + end).unlink(missing_ok=True)
     made.replace(path)
     sync(path.parent)
-    return Recovered(
-        file=str(path),
-        kept=str(kept),
-        **found.counts,
-        lost_tasks=tuple(sorted(found.named - found.ids)),
-        lost_records=max(0, found.known_records - found.counts["records"]),
-        left_out=found.left_out,
-        unreadable=tuple(sorted(found.unreadable)),
-        used_sqlite3=theirs is not None,
-    )
-
-
-class _Found:
-    def __init__(self) -> None:
-        self.unreadable: set[str] = set()
-        self.named: set[str] = set()
-        self.ids: set[str] = set()
-        self.known_records = 0
-        self.left_out = 0
-        self.counts: dict[str, int] = {}
-
-    def count(self, new: sqlite3.Connection) -> None:
-        for table in _COUNTED:
-            self.counts[table] = new.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        self.counts["waiting"] = new.execute(
-            "SELECT (SELECT count(*) FROM claimable) + (SELECT count(*) FROM deferred)"
-        ).fetchone()[0]
-        self.ids = {row[0] for row in new.execute("SELECT id FROM tasks")}
+    return Recovered(file=str(path), kept=str(kept), **counts, waiting=waiting)
 
 
 @contextmanager
@@ -212,11 +167,6 @@ def _is_whole(copy: Path, path: Path) -> bool:
         return False
 
 
-def _begins_as_database(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(16) in (b"", b"SQLite format 3\0")
-
-
 def _keep(path: Path, now: datetime) -> Path:
     """Give the damaged file and its log a second name."""
     kept = path.with_name(f"{path.name}.damaged-{now:%Y%m%dT%H%M%S%f}")
@@ -229,142 +179,45 @@ def _keep(path: Path, now: datetime) -> Path:
     return kept
 
 
-def _recover_with_sqlite3(copy: Path, target: Path) -> Path | None:
-    """Run SQLite's own recovery on the copy; None if the command is missing or fails."""
+def _recover_with_sqlite3(copy: Path, target: Path) -> None:
+    """Run SQLite's own recovery on the copy; without the command, or with one that cannot do it, nothing is made."""
     program = shutil.which("sqlite3")
     if program is None:
-        return None
+        return
     # Deleted rows stay deleted. Some distributions build the command without `.recover`.
     asked = [program, "-batch", str(copy), ".recover --ignore-freelist"]
-    with subprocess.Popen(asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as said:
-        subprocess.run(
-            [program, "-batch", str(target)],
-            stdin=said.stdout,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    return target if said.returncode == 0 and target.is_file() and target.stat().st_size else None
+    said = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if said.returncode == 0:
+        subprocess.run([program, "-batch", str(target)], input=said.stdout, capture_output=True, check=False)
 
 
-def _bring_over(source: Path, new: sqlite3.Connection, found: _Found) -> None:
-    with _reading(source) as old:
-        if old is None:
-            found.unreadable |= _HOLDING
-            return
+def _bring_over(source: Path, new: sqlite3.Connection) -> None:
+    """Copy every readable row; a row that the new table refuses was damaged."""
+    if not source.exists():
+        return
+    with closing(sqlite3.connect(source, isolation_level=None)) as old:
+        old.text_factory = lambda data: data.decode(errors="replace")
         for table in sorted(_HOLDING):
             width = len(new.execute(f"PRAGMA table_info({table})").fetchall())
             insert = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
-            for row in _rows(old, table, found):
-                # A row that the table refuses was damaged; any other error is about the new file.
+            for row in _read_rows(old, table):
                 with suppress(sqlite3.IntegrityError):
                     new.execute(insert, row)
-        with suppress(sqlite3.Error):
-            for (identity,) in old.execute("SELECT id FROM tasks INDEXED BY sqlite_autoindex_tasks_1"):
-                if isinstance(identity, str):
-                    found.named.add(identity)
 
 
-@contextmanager
-def _reading(source: Path) -> Iterator[sqlite3.Connection | None]:
-    """Open a connection that can list the tables, with another page 1 if the file's own cannot be read; else None."""
-    for mend in (lambda _: None, _replace_first_page):
-        mend(source)
-        connection = sqlite3.connect(source, isolation_level=None)
-        connection.text_factory = lambda data: data.decode(errors="replace")
-        try:
-            names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-            for before in RENAMED.keys() & names:
-                connection.execute(f"ALTER TABLE {before} RENAME TO {RENAMED[before]}")
-                names.add(RENAMED[before])
-        except sqlite3.Error:
-            names = set()
-        if names >= _HOLDING:
-            break
-        connection.close()
-    else:
-        yield None
-        return
-    with closing(connection):
-        yield connection
-
-
-def _replace_first_page(source: Path) -> None:
-    """Give a copy the page 1 of an empty task file, with its own length. Its log is dropped."""
-    with tempfile.TemporaryDirectory(dir=source.parent) as folder:
-        empty = EmbeddedFile(Path(folder, "empty.db"))
-        with empty.transaction():
-            pass
-        empty.close()
-        whole = Path(folder, "empty.db").read_bytes()
-    # SQLite refuses a file with tables that begin beyond its end.
-    pages = max(source.stat().st_size, len(whole)) // PAGE_BYTES
-    first = bytearray(whole[:PAGE_BYTES])
-    # The size in pages; it counts because the two change counters of a page that was closed in order are equal.
-    first[28:32] = pages.to_bytes(4, "big")
-    first[92:96] = first[24:28]
-    with source.open("r+b") as file:
-        file.write(first)
-        file.truncate(pages * PAGE_BYTES)
-    # Page 1 may be in the log too, and would override this one.
-    source.with_name(source.name + "-wal").unlink(missing_ok=True)
-
-
-def _rows(old: sqlite3.Connection, table: str, found: _Found) -> Iterator[tuple[Any, ...]]:
-    """Yield every readable row; note the table if one is unreadable."""
-    key = _WITHOUT_ROWID.get(table)
-    if key is None:
-        yield from _rows_by_number(old, table, found)
-        return
+def _read_rows(old: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table from its beginning, and, if that ends at a damaged page, from its end."""
+    key = _WITHOUT_ROWID.get(table, "rowid").split(", ")
     for order in ("", " DESC"):
-        terms = ", ".join(f"{column}{order}" for column in key.split(", "))
         try:
-            yield from old.execute(f"SELECT * FROM {table} ORDER BY {terms}")
+            yield from old.execute(f"SELECT * FROM {table} ORDER BY {', '.join(each + order for each in key)}")
             return
-        except sqlite3.Error:
-            found.unreadable.add(table)
+        except sqlite3.DatabaseError:
+            continue
 
 
-def _rows_by_number(old: sqlite3.Connection, table: str, found: _Found) -> Iterator[tuple[Any, ...]]:
-    last = -1
-    while last < _LARGEST:
-        try:
-            for number, *row in old.execute(f"SELECT rowid, * FROM {table} WHERE rowid>? ORDER BY rowid", (last,)):
-                last = max(last, number)  # A damaged one may be smaller.
-                yield tuple(row)
-            return
-        except sqlite3.Error:
-            found.unreadable.add(table)
-        last = _skip(old, table, last)
-
-
-def _skip(old: sqlite3.Connection, table: str, last: int) -> int:
-    """Find the smallest row number after `last` from which reading works again; the largest number if there is none."""
-    step = 1
-    while not _can_read(old, table, last + step):
-        step *= 2
-        if last + step >= _LARGEST:
-            return _LARGEST
-    low, high = last + step // 2, last + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _can_read(old, table, middle) else (middle, high)
-    return high
-
-
-def _can_read(old: sqlite3.Connection, table: str, after: int) -> bool:
-    try:
-        old.execute(f"SELECT * FROM {table} WHERE rowid>? ORDER BY rowid LIMIT 1", (after,)).fetchall()
-    except sqlite3.Error:
-        return False
-    return True
-
-
-def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
+def _put_in_order(new: sqlite3.Connection) -> None:
     """Rebuild names, places and counters from the tasks and records."""
-    found.known_records = new.execute(
-        "SELECT coalesce(sum(succeeded + failed + cancelled + expired), 0) FROM experiments"
-    ).fetchone()[0]
     new.execute(
         "DELETE FROM tasks WHERE typeof(generation)<>'integer' OR typeof(rank)<>'integer' OR typeof(id)<>'text'"
     )
@@ -374,7 +227,7 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
         "DELETE FROM notes WHERE seq NOT IN (SELECT seq FROM tasks)",
     ):
         # Their numbers would be given to other tasks, which would then seem to have ended.
-        found.left_out += new.execute(condition).rowcount
+        new.execute(condition)
     _name_missing(new)
     tries = {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM leases")}
     tries |= {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM deferred")}

@@ -36,7 +36,7 @@ from runtime.system import system
 
 Durability = Literal["full", "normal"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 1
 
 # `claimable` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
 # however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.
@@ -76,14 +76,7 @@ INSERT INTO entered VALUES(0);
 """
 TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
 ENTERED: Final = "entered"
-"""The table that files of layout 1 lack, and get when they are opened."""
-RENAMED: Final = {"ready": "claimable", "delayed": "deferred"}
-"""Tables that had other names in layout 1. A process of that release which has the file open fails without them, and says so;
-with them it would go on without what it does not know of, and tasks would run twice."""
-_SINCE_1 = (
-    f"CREATE TABLE {ENTERED}(seq INTEGER NOT NULL);INSERT INTO {ENTERED} SELECT coalesce(max(seq), 0) FROM tasks;"
-    + "".join(f"ALTER TABLE {before} RENAME TO {after};" for before, after in RENAMED.items())
-)
+"""The table with the number of the last task that entered."""
 
 # A record's row id joins the task's number and the generation, so that records are appended in order under one
 # integer key.
@@ -503,16 +496,15 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
             facts=[f"it is a SQLite database with other tables: {', '.join(sorted(tables)[:5])}"],
             hint="move it away, or set another RUNTIME_DATA_DIR",
         )
-    if version not in (0, 1, SCHEMA_VERSION):
+    if version not in (0, SCHEMA_VERSION):
         raise NotPossible(
             f"the task file `{path}` has layout {version}",
             facts=[f"this release reads layout {SCHEMA_VERSION}"],
             hint="use the release that made it, or another RUNTIME_DATA_DIR",
         )
-    wanted = TABLES if version == SCHEMA_VERSION else TABLES - {ENTERED, *RENAMED.values()} | RENAMED.keys()
-    if version and (missing := wanted - tables):
+    if version and (missing := TABLES - tables):
         raise damaged(path, f"it lacks the table `{min(missing)}`")
-    if version == SCHEMA_VERSION and len(connection.execute(f"SELECT seq FROM {ENTERED}").fetchall()) != 1:
+    if version and len(connection.execute(f"SELECT seq FROM {ENTERED}").fetchall()) != 1:
         raise damaged(path, f"its table `{ENTERED}` has not one row")
 
 
@@ -535,11 +527,9 @@ def examine_file(path: Path, *, patience_s: float) -> bool:
 
 
 def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty file, and those that a file of an older release lacks."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    made = {0: _SCHEMA, 1: _SINCE_1}.get(version)
-    if made:
-        connection.executescript(f"BEGIN;{made}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+    """Make the tables of an empty file."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -181,44 +181,6 @@ def test_look_needs_no_lock_and_no_space(path: Path, look: str, monkeypatch: pyt
     other.close()
 
 
-def make_older(path: Path) -> None:
-    """Turn a file into one of layout 1, in which every task has entered."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "DROP TABLE entered; ALTER TABLE claimable RENAME TO ready; ALTER TABLE deferred RENAME TO delayed;"
-            "PRAGMA user_version=1;"
-        )
-
-
-def test_file_of_the_older_layout_is_brought_up_with_all_its_tasks(path: Path) -> None:
-    queue, records, made = put_singly(path)
-    (lease,) = queue.lease(1, worker="w-a", ttl=TTL)
-    queue.settle([succeeded(lease)])
-    queue.close()
-    make_older(path)
-
-    queue, records = open_sqlite(path)
-    for each in tasks(5):
-        queue.put([each])
-
-    counts = records.totals(made[0].experiment).counts
-    assert (counts[TaskState.QUEUED], counts[TaskState.SUCCEEDED]) == (4, 1)
-    assert ask(path, "PRAGMA user_version") == [(2,)]
-    check_counters(path)
-
-
-def test_process_of_the_older_release_that_has_the_file_open_cannot_go_on(path: Path) -> None:
-    put_singly(path)[0].close()
-    make_older(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as older:
-        older.execute("SELECT count(*) FROM ready").fetchone()
-        open_sqlite(path)[0].put(tasks(1))
-
-        for statement in ("INSERT INTO ready VALUES(1, 0, 9, 0, 0)", "INSERT INTO delayed VALUES(1.0, 9, 0, 0)"):
-            with pytest.raises(sqlite3.OperationalError, match="no such table"):
-                older.execute(statement)
-
-
 @pytest.mark.parametrize("damage", ["DROP TABLE entered", "DELETE FROM entered", "INSERT INTO entered VALUES(0)"])
 def test_file_of_this_layout_without_the_number_is_damaged_and_recovered(path: Path, damage: str) -> None:
     put_singly(path)[0].close()
@@ -230,18 +192,6 @@ def test_file_of_this_layout_without_the_number_is_damaged_and_recovered(path: P
 
     assert recover(path, now=datetime.now(UTC)).tasks == 3  # type: ignore[union-attr]
     assert len(open_sqlite(path)[0].peek(9)) == 3
-    check_counters(path)
-
-
-def test_damaged_file_of_the_older_layout_is_recovered(path: Path) -> None:
-    queue = put_singly(path)[0]
-    assert len(queue.peek(9)) == 3
-    queue.close()
-    make_older(path)
-    with path.open("r+b") as file:
-        file.write(b"\0" * 100)
-
-    assert recover(path, now=datetime.now(UTC)).waiting == 3  # type: ignore[union-attr]
     check_counters(path)
 
 
