@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -19,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.shim.bundle import build_shim, list_shipped
-from runtime.shim.compiled import keep_code, name_folder
+from runtime.shim.bundle import build_shim
 from runtime.shim.processes import StopRequests
 from tests.services_support import PATIENCE_S, wait_until
 
@@ -34,29 +32,6 @@ def write_shim() -> Path:
 
 
 SHIM = write_shim()
-
-
-@functools.cache
-def compile_shim() -> Path:
-    """Compile the shim for this Python as its first start on a machine does, once; returns the folder."""
-    found = re.search(rb"^PROGRAM = '(.*)'$", build_shim(), re.MULTILINE)
-    assert found
-    made = SHIM.parent / Path(name_folder(found[1].decode())).name
-    for module, path in list_shipped().items():
-        code = compile(path.read_text(encoding="utf-8"), f"shim.py/{module.replace('.', '/')}.py", "exec")
-        keep_code(str(made), module, code)
-    return made
-
-
-def share_compiled_shim(temporary: Path) -> None:
-    """Have the shims with that TMPDIR start as later ones on a machine do: compiling takes most of the CPU of a short job.
-
-    They find a link, which they read and do not write through.
-    """
-    private = temporary / f"research-runtime-{os.geteuid()}"
-    private.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (private / compile_shim().name).symlink_to(compile_shim())
 
 
 IMPORT = f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\nsys.argv[0] = {str(SHIM)!r}\n"
@@ -138,7 +113,6 @@ class ShimJob:
         """Start the shim, in `folder` if its folder shall differ from the job's."""
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
-        share_compiled_shim(scratch)
         program = [str(SHIM)]
         if self.constants or self.clock:
             lines = "".join(set_constant(name, value) for name, value in self.constants.items())

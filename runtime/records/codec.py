@@ -32,7 +32,6 @@ from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.control_commands import (
     CancelledRange,
     ControlCommand,
-    OldControl,
     OrderKind,
     QueueControl,
     ReadOrder,
@@ -40,7 +39,7 @@ from runtime.records.control_commands import (
 )
 from runtime.tasks.canonical_json import make_encoder
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
-from runtime.tasks.model import Task, TaskState, hex_digest
+from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace
@@ -397,23 +396,6 @@ def _generations(tasks: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     for task_id, generation in sorted(tasks):
         found.setdefault(task_id, []).append(generation)
     return found
-
-
-def decode_old_control(data: bytes, where: str) -> QueueControl:
-    """The orders of an older release, in one object that it replaced for each order."""
-    fields = decode_json(data, where)
-    with _reading(where):
-        old = OldControl(
-            purged_before=_time(fields.get("purged_before")),
-            cancelled_before={name: parse_time(at) for name, at in fields.get("cancelled_before", {}).items()},
-            cancelled_tasks=frozenset(fields.get("cancelled_tasks", ())),
-        )
-        # Named by its content: once it is resumed, it would take another change to pause again.
-        pause = f"control-{hex_digest(data)[:16]}"
-        return QueueControl(
-            pauses=frozenset({pause}) if fields.get("paused", False) else frozenset(),
-            old=None if old == OldControl() else old,
-        )
 
 
 def _time(text: str | None) -> datetime | None:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Final
 
 from runtime.system import system
-from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 
 FIRST_OWN_NUMBER: Final = 1 << 32
@@ -57,24 +56,6 @@ class CancelledRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OldControl:
-    """The content of an older release's object `control/<queue>.json`; it is read and never written."""
-
-    purged_before: datetime | None = None
-    cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
-    cancelled_tasks: frozenset[str] = frozenset()
-
-    def covers(self, task: Task) -> bool:
-        """Compare the time of submission, which a redrive moves past the orders."""
-        # It names no generations, and a task's second one begins when the order has done its work.
-        if task.id in self.cancelled_tasks and task.generation == 1:
-            return True
-        times = (self.purged_before, self.cancelled_before.get(task.experiment))
-        submitted = task.submitted_at
-        return any(at is not None and (submitted is None or submitted <= at) for at in times)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueControl:
     """All orders of a queue, merged; its workers follow it."""
 
@@ -86,7 +67,6 @@ class QueueControl:
     tasks: frozenset[tuple[str, int]] = frozenset()
     purged_before: datetime | None = None
     """By the store's clock: as `Covered.before`, for every experiment."""
-    old: OldControl | None = None
 
     @property
     def paused(self) -> bool:
@@ -95,7 +75,7 @@ class QueueControl:
     @property
     def cancels(self) -> bool:
         """Whether any task at all is covered."""
-        return bool(self.experiments or self.tasks or self.purged_before or self.old)
+        return bool(self.experiments or self.tasks or self.purged_before)
 
 
 def person() -> str:
@@ -146,15 +126,12 @@ def merge(controls: Iterable[QueueControl]) -> QueueControl:
                 before=max(known.before, covered.before),
                 ordered_at=max(known.ordered_at, covered.ordered_at),
             )
-    olds = [control.old for control in controls if control.old is not None]
     return QueueControl(
         pauses=frozenset().union(*(control.pauses for control in controls)),
         ended=frozenset().union(*(control.ended for control in controls)),
         experiments=experiments,
         tasks=frozenset().union(*(control.tasks for control in controls)),
         purged_before=max((each.purged_before for each in controls if each.purged_before), default=None),
-        # There is one such object at most.
-        old=olds[0] if olds else None,
     )
 
 
@@ -173,13 +150,11 @@ class ReadOrder:
 class OrderLog:
     """One queue's orders as a process has read them. An order never changes, so each is read once."""
 
-    def __init__(self, old: QueueControl) -> None:
-        """`old` comes from an older release."""
-        self._old = old
+    def __init__(self) -> None:
         self._taking = system.lock()
         self._told: frozenset[str] = frozenset()
         self.known: Mapping[str, ReadOrder] = {}
-        self.control = old
+        self.control = QueueControl()
         self.read_at = float("-inf")
         """Boot time just before the listing."""
 
@@ -191,4 +166,4 @@ class OrderLog:
             self.read_at, self.known = at, orders
             if orders.keys() != self._told:
                 self._told = frozenset(orders)
-                self.control = merge([self._old, *(order.control for order in orders.values())])
+                self.control = merge(order.control for order in orders.values())

@@ -101,11 +101,6 @@ def attempt_key(task: Task, token: str, step: Literal["started", "proven", "lost
     return f"attempts/{task.id}/g{task.generation}/{token}.{step}.json"
 
 
-def old_control_key(queue: str) -> str:
-    """The object in which an older release kept a queue's orders."""
-    return f"control/{quoted(queue)}.json"
-
-
 def worker_key(worker: str) -> str:
     return f"workers/{quoted(worker)}.json"
 

@@ -65,8 +65,6 @@ class Coverage:
         """
         if (task.id, task.generation) in control.tasks:
             return True
-        if control.old is not None and control.old.covers(task):
-            return True
         covered = control.experiments.get(task.experiment)
         if published_at is not None:
             times = (control.purged_before, None if covered is None else covered.before)

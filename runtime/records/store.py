@@ -19,7 +19,7 @@ from runtime.records import codec
 from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
 from runtime.records.blobs import BlobInfo, Blobs
 from runtime.records.control_commands import ControlCommand, OrderLog, QueueControl, ReadOrder, merge
-from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, reports_key, worker_key
+from runtime.records.layout import MERGED, ORDER, WORKER, log_key, order_key, reports_key, worker_key
 from runtime.records.results import BlobTotals
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
@@ -106,11 +106,7 @@ class BlobRecords(BlobTotals, RecordStore):
 
     def _order_log(self, queue: str) -> OrderLog:
         if queue not in self._order_logs:
-            key = old_control_key(queue)
-            data = self.blobs.get(key)
-            decoded = [] if data is None else self._decoded(key, data, codec.decode_old_control)
-            old = next(iter(decoded), QueueControl())
-            self._order_logs.setdefault(queue, OrderLog(old))
+            self._order_logs.setdefault(queue, OrderLog())
         return self._order_logs[queue]
 
     def _read_orders(self, queue: str, log: OrderLog) -> None:

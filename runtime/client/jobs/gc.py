@@ -304,7 +304,7 @@ def _find_living(
 def fold(place: OpenTarget, *, owner: str | None) -> int:
     """Put the small files of ended jobs into one file each, unless a shim did so, and return the number of jobs.
 
-    Jobs of earlier versions are among them. Nothing is lost by it, and `runtime retry` takes the file apart again.
+    Nothing is lost by it, and `runtime retry` takes the file apart again.
     """
     if find_keeper(place.launcher):
         return 0  # its pods alone see the record root, and fold it themselves
@@ -562,10 +562,7 @@ def _end_processes(job: str, place: OpenTarget) -> list[str]:
 
 def _find_secrets(statuses: Iterable[JobStatus], files: Files) -> list[JobStatus]:
     """List ended jobs that still have files of secrets."""
-    # Launches of earlier versions wrote no `secrets` into the intent.
-    ended = [
-        each for each in statuses if each.state.terminal and each.entry.intent.get("secrets", ended_silently(each))
-    ]
+    ended = [each for each in statuses if each.state.terminal and each.entry.intent.get("secrets")]
     return [each for each in ended if files.names(f"{job_folder(each.entry.id)}/secrets")]
 
 

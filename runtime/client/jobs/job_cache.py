@@ -125,7 +125,6 @@ class LaunchedJob:
 
     job: str
     name: str
-    """Empty if an earlier version launched it."""
     at: datetime
 
 

@@ -149,7 +149,7 @@ class LaunchRequest:
         except InvalidSpec:
             self._read_plain()  # raises if the job is wrong without the defaults
             raise
-        # A value that equals the field's own default leaves the place open; job ids of earlier versions depend on it.
+        # A value that equals the field's own default is not written, so that a job file that spells it out has the same id.
         left = _drop_equal(written, defaults, spec_fields(spec))
         return spec if left == written else parse_spec(_merge(defaults, left), source=source)
 

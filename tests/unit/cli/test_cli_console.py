@@ -349,7 +349,7 @@ def test_label_of_a_bar_is_cleaned_and_no_markup(monkeypatch: pytest.MonkeyPatch
 
 def test_log_line_of_a_library_is_cleaned_and_loads_logging_only_then() -> None:
     code = (
-        "import sys; from runtime.sanitize import Log; log = Log('runtime.x'); assert 'logging' not in sys.modules\n"
+        "import sys; from runtime.sanitize import CleanLogger; log = CleanLogger('runtime.x'); assert 'logging' not in sys.modules\n"
         f"log.warning('%s is odd: %d', {HOSTILE!r}, 3)\n"
         f"try: raise ValueError({HOSTILE!r})\n"
         "except ValueError: log.exception('cannot read `%s`', 'a')"

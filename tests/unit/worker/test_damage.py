@@ -285,14 +285,6 @@ def test_home_that_cannot_be_decoded_is_written_again_with_the_next_record(bench
     assert records.find(foreign.id, 1) is not None
 
 
-@pytest.mark.parametrize("data", JUNK.values(), ids=JUNK)
-def test_orders_of_an_older_release_that_cannot_be_decoded_leave_the_others(bench: Bench, data: bytes) -> None:
-    blobs(bench).put("control/default.json", data)
-    bench.queue().pause()
-
-    assert BlobRecords(blobs(bench)).control("default").paused
-
-
 def test_worker_report_that_cannot_be_decoded_leaves_the_others(bench: Bench) -> None:
     damage(bench, "workers/", b"{", "w-one")
 
@@ -429,7 +421,6 @@ SPOILT: dict[str, tuple[str, Callable[[], tuple[object, ...]]]] = {
     "time": ("UPDATE records SET ended=? WHERE state='failed'", lambda: ("yesterday",)),
     "message": ("UPDATE records SET message=CAST(? AS TEXT) WHERE state='failed'", lambda: (b"\xff",)),
     "worker": ("REPLACE INTO objects VALUES('workers/w-one.json', ?, 1e10)", lambda: ("{",)),
-    "control": ("REPLACE INTO objects VALUES('control/default.json', ?, 1e10)", lambda: (b"{",)),
     "order": ("REPLACE INTO objects VALUES('orders/default/0123456789abcdef.json', ?, 1e10)", lambda: (b"{",)),
     "note": (
         "INSERT INTO notes SELECT 'a1', seq, 1, 1.0, ? FROM tasks WHERE id=?",

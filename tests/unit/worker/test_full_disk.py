@@ -244,11 +244,11 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
 def test_shim_that_is_told_to_stop_on_a_full_disk_leaves_nothing_running(tmp_path: Path) -> None:
     made = make_job(tmp_path, sys.executable, "echo up; sleep 600")
     program = (
-        IMPORT + "import errno\nfrom runtime.shim import files\nfrom runtime.shim.record import Run\n"
+        IMPORT + "import errno\nfrom runtime.shim import files\nfrom runtime.shim.record import RunRecord\n"
         "def full(*_):\n    raise OSError(errno.ENOSPC, 'no space left on device')\n"
-        "end = Run.end\n"
+        "end = RunRecord.end\n"
         "def fill(*words):\n    files._write_beside = full\n    return end(*words)\n"
-        "Run.end = fill\n" + CALL
+        "RunRecord.end = fill\n" + CALL
     )
     words = [sys.executable, "-c", program, str(made.folder), "--scratch", str(tmp_path)]
     started = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)

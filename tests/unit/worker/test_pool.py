@@ -1585,7 +1585,7 @@ WORKER = """
 import json, os, selectors, signal, sys, fcntl
 from pathlib import Path
 from runtime.worker.attempts import guardian_link
-from runtime.worker.attempts.model import Order, PoolSettings
+from runtime.worker.attempts.model import AttemptOrder, ChildPoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 
 folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], "adopt" in sys.argv[3], sys.argv[4]
@@ -1594,16 +1594,16 @@ if "old kernel" in sys.argv[3]:
 lock = open(folder / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 selector = selectors.DefaultSelector()
-settings = PoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
+settings = ChildPoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
 pool = AttemptPool(selector=selector, slots=3, settings=settings)
 pool.start()
 if "copied" in sys.argv[3] and not (copy := os.fork()):
     signal.pause()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
     body = json.dumps({"function": f"pool_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
-    pool.slots[slot].send([Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
+    pool.slots[slot].send([AttemptOrder(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
 command = ["sh", "-c", f"sleep 300 & echo $! > {folder}/pid2.part; mv {folder}/pid2.part {folder}/pid2; wait"]
-pool.slots[2].send([Order(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
+pool.slots[2].send([AttemptOrder(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
 told = False
 while True:
     for key, _ in selector.select(0.05):

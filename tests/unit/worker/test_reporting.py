@@ -314,7 +314,7 @@ def test_log_that_cannot_be_written_stops_nothing() -> None:
 
 
 def report_from_child(stderr: int, **environ: str) -> None:
-    code = "from runtime.worker.worker_log import Reporter; Reporter.for_stderr().idle(10)"
+    code = "from runtime.worker.worker_log import WorkerLog; WorkerLog.for_stderr().idle(10)"
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
     subprocess.run(
         [sys.executable, "-c", code], stderr=stderr, env={**environment, "TERM": "xterm", **environ}, check=True
