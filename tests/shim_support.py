@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.shim.bundle import build_shim
+from runtime.shim.bundle import build_shim, list_shipped
 from runtime.shim.processes import StopRequests
 from tests.services_support import PATIENCE_S, wait_until
 
