@@ -75,13 +75,6 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
     )
 
 
-def first_commands() -> list[str]:
-    """Return the command lines of the README's section of that name, without their comments."""
-    section = README.read_text().partition("\n## First commands\n")[2].partition("\n## ")[0]
-    lines = section.partition("```\n")[2].partition("```")[0].splitlines()
-    return [line.partition("  #")[0].strip() for line in lines]
-
-
 def split_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
     """Return the launches by target, and the commands that follow."""
     lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Start here": {
-        "quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s."),
+        "quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine."),
         "init": ("runtime.cli.init", "Make a small project that runs."),
     },
     "Run work": {
@@ -292,7 +292,7 @@ def _root(
 
     \b
     Examples:
-      runtime quickstart                              see the whole thing in ten seconds
+      runtime quickstart                              see the whole thing work
       runtime submit --grid seed=0:10 my.project train
       runtime worker --slots auto                     on any machine, as many as you like
       runtime status                                  what runs, waits and failed

@@ -29,7 +29,6 @@ _GARBAGE_AFTER = 100_000
 
 EXTRA_OF = {
     "matplotlib": "plot",
-    "cloudpickle": "experiments",
     "google": "gcp",
     "grpc": "gcp",
     "kubernetes": "kubernetes",

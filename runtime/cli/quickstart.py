@@ -39,7 +39,7 @@ def quickstart(
     ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> int:
-    """Run the main job end to end on this machine, in ten seconds or so.
+    """Run the main job end to end on this machine.
 
     It cuts a tree of source files into shards, puts a task for each into a queue, starts real workers, kills one of
     them with SIGKILL in the middle, and finds near-duplicate files over all shards. Then it counts, from the records,

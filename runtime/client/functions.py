@@ -19,7 +19,7 @@ from typing import Any, Final
 from runtime.client.params import SHOWN, show_params
 from runtime.client.pickler import dumps
 from runtime.client.tasks.build import is_importable
-from runtime.errors import MissingExtra, RequestRefused
+from runtime.errors import RequestRefused
 from runtime.jobs.call import FunctionCall, PickledFunction
 from runtime.shim.call import dump, is_json
 from runtime.units import format_size
@@ -47,15 +47,13 @@ class PackedFunction:
 
 
 def pack_function(function: Callable[..., Any]) -> PackedFunction:
-    """Raises `RequestRefused` for a callable that no other process could call, and `MissingExtra` if it needs cloudpickle."""
+    """Raises `RequestRefused` for a callable that no other process could call."""
     name = name_function(function)
     check_returns_value(function)
     if is_importable(function):
         return PackedFunction(name=name)
-    try:
-        import cloudpickle  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra(f"`{name}`, which no module has under that name,", "experiments") from None
+    import cloudpickle  # type: ignore[import-untyped]
+
     try:
         packed = dumps(function)
     except Exception as problem:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from runtime.client.functions import check_returns_value, name_function
 from runtime.client.tasks.task_snapshot import read_code_git
 from runtime.config import load_settings
-from runtime.errors import InvalidValue, MissingExtra, NotPossible, UnknownName
+from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.experiments import run as experiments
 from runtime.experiments.calls import Call
 from runtime.experiments.run import HERE, QUEUE
@@ -276,10 +276,8 @@ def _with_config(
 
 def _carry_by_value() -> None:
     """Have cloudpickle pack the classes and functions of this module, rather than name them."""
-    try:
-        import cloudpickle  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra("a function that gets a configuration", "experiments") from None
+    import cloudpickle  # type: ignore[import-untyped]
+
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

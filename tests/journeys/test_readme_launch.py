@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.readme_support import AS_PROMISED, first_commands, follow_readme, read_blocks, run_in, split_commands
+from tests.readme_support import AS_PROMISED, follow_readme, read_blocks, run_in, split_commands
 from tests.ssh_support import SshServer
 
 
@@ -39,29 +36,6 @@ def test_readme_targets_and_job_are_accepted_as_they_stand(tmp_path: Path) -> No
         "hpc (slurm)",
         "lab (kubernetes)",
     ]
-
-
-@pytest.mark.slow
-def test_readme_first_commands_work_as_written_in_an_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    script = "set -e\n" + "".join(f"echo '$ {line}'\n{line}\n" for line in first_commands())
-
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr.lower().replace('"severity": "error"', ""), done.stderr
-    said = done.stdout.partition("$ runtime results last\n")[2].partition("$ ")[0].splitlines()
-    assert [line.split("\t")[2:4] for line in said] == [[f"train fit --seed={seed}", "succeeded"] for seed in range(10)]
-    assert all('"intercept": ' in line for line in said)
-
-
-@pytest.mark.slow
-def test_readme_launch_on_this_machine_ends_as_promised(tmp_path: Path) -> None:
-    assert follow_readme(tmp_path / "project", "local") == AS_PROMISED
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 from runtime.client import functions
 from runtime.client.functions import import_paths, make_call, name_function, pack_function
-from runtime.errors import MissingExtra, RequestRefused
+from runtime.errors import RequestRefused
 from runtime.shim.call import unpack
 
 
@@ -101,13 +101,6 @@ def test_function_around_what_cannot_be_packed_is_refused_with_the_reason() -> N
         pack_function(lambda: lock)
 
     assert "let the function open" in (refused.value.hint or "")
-
-
-def test_function_to_pack_without_cloudpickle_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)
-
-    with pytest.raises(MissingExtra, match="experiments"):
-        pack_function(lambda: 1)
 
 
 def test_packed_function_and_arguments_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
