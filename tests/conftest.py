@@ -119,7 +119,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures they use: services as `service`, golden files as `golden`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
-    services |= {"ssh_server", "kubernetes", "kubernetes_node"}
+    services |= {"ssh_server", "kubernetes", "kubernetes_node", "shared_ray"}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & services:
