@@ -3,12 +3,14 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test check lint types fast services goldens bench lock clean
+.PHONY: help quickstart test test-services soak check lint types fast services goldens bench lock clean
 
 # Further arguments for the target's command, as in `make test ARGS='-k lease'`.
 ARGS ?=
-# Number of test files that run at a time. Most long tests wait more than they compute, so two cores can run four.
+# Number of tests that run at a time. Many tests wait more than they compute, so two cores can run four.
 WORKERS ?= 4
+# Duration of each simulated scenario's search in `make soak`.
+SOAK_S ?= 300
 PY := .venv/bin/python
 SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>/dev/null)
 
@@ -18,8 +20,15 @@ help: ## list the targets
 quickstart: .venv/.base-compiled ## install what a user needs, then run the main job end to end on this machine
 	@.venv/bin/runtime quickstart $(ARGS)
 
-test: .venv/.compiled ## set up, then run every test; tests whose component is missing are skipped, with the reason
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: .venv/.compiled ## set up, then run every test that needs no server; minutes on two cores
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m 'not service' $(ARGS)
+
+test-services: .venv/.compiled ## tests that start real servers; skipped with the reason if a component is missing
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m service $(ARGS)
+
+soak: .venv/.compiled ## storms, soaks and searches of the simulation at full size; more than an hour
+	@code=0; SOAK=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m soak $(ARGS) || code=1; \
+	$(PY) -m tests.simulation scenarios | xargs -I{} $(PY) -m tests.simulation run {} --seconds $(SOAK_S) || code=1; exit $$code
 
 check: lint types fast ## format, lint, types and the fast tests, offline
 

@@ -15,7 +15,7 @@ RUN set -eu; \
     python3 -c 'import ensurepip, venv' 2>/dev/null || apt-get install -qq -y --no-install-recommends python3-venv; \
     rm -rf /var/lib/apt/lists/*
 
-FROM system AS build
+FROM system AS packages
 ARG LOCK=cluster
 WORKDIR /src
 COPY locks/build.txt locks/${LOCK}.txt locks/
@@ -29,14 +29,13 @@ RUN --mount=type=secret,id=pip,target=/run/secrets/pip.conf \
     /opt/runtime/bin/pip install -q --compile --require-hashes --no-deps -r "locks/${LOCK}.txt"; \
     /opt/runtime/bin/pip check; \
     /opt/build/bin/pip install -q --require-hashes --no-deps -r locks/build.txt
+
+FROM packages AS build
 COPY pyproject.toml README.md LICENSE ./
 COPY infra infra
 COPY runtime runtime
 COPY examples/curation examples/curation
-RUN set -eu; \
-    unset PYTHONDONTWRITEBYTECODE PIP_USER PIP_TARGET PIP_PREFIX; \
-    /opt/build/bin/python -m hatchling build -t wheel -d /opt/build/dist >/dev/null; \
-    /opt/runtime/bin/pip install -q --compile --no-deps --no-index --no-cache-dir --disable-pip-version-check /opt/build/dist/*.whl
+RUN /opt/build/bin/python -m hatchling build -t wheel -d /opt/build/dist >/dev/null
 
 FROM system AS cluster
 RUN set -eu; \
@@ -45,7 +44,14 @@ RUN set -eu; \
     mkdir -p /home/ray; \
     chown 10001:10001 /home/ray; \
     chmod 0755 /home/ray
-COPY --from=build /opt/runtime /opt/runtime
+# `runtime` comes in layers of its own, so that a new version of it leaves the one with Ray and the TPUs' libraries as it is.
+# The wheel is copied and not mounted: buildah takes a cached layer of a RUN without looking at what its mounts hold.
+COPY --from=packages /opt/runtime /opt/runtime
+COPY --from=build /opt/build/dist /opt/dist
+RUN set -eu; \
+    unset PYTHONDONTWRITEBYTECODE PIP_USER PIP_TARGET PIP_PREFIX; \
+    /opt/runtime/bin/pip install -q --compile --no-deps --no-index --no-cache-dir --disable-pip-version-check /opt/dist/*.whl; \
+    rm -r /opt/dist
 # Without this variable Ray reports usage statistics to its makers.
 ENV PATH=/opt/runtime/bin:${PATH} HOME=/home/ray PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 WORKDIR /home/ray

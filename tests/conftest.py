@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests import services_support
 from tests.copies_support import Copies
 from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, pass_over, require
 
@@ -58,25 +59,8 @@ INSTALL_SERVICES = "make services"
 
 _homes = itertools.count()
 
-# The longest test files run first, so that none is still running after all other workers have finished.
-LONGEST = (
-    "services/test_launcher_ray.py",
-    "services/test_launcher_kubernetes.py",
-    "services/test_images.py",
-    "services/test_launcher_slurm.py",
-    "unit/shim/test_shim.py",
-    "services/test_queue_pubsub.py",
-    "services/test_failures_worker.py",
-    "services/test_failures_queue.py",
-    "conformance/test_launchers.py",
-    "services/test_failures_tasks.py",
-    "services/test_soak.py",
-    "unit/cli/test_cli_jobs.py",
-    "infra/test_check.py",
-    "infra/test_render_startup.py",
-    "unit/records/test_records_bucket.py",
-)
-
+# The longest files of `make test-services` begin first, so that none still runs when all other workers have finished.
+LONGEST = ("launcher_ray", "launcher_kubernetes", "images", "launcher_slurm", "task_containers", "containers")
 _OF_RAY = re.compile(r"tests/services/test_(launcher_ray|ray_\w+|cluster_\w+)\.py")
 
 
@@ -135,15 +119,21 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures they use: services as `service`, golden files as `golden`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
-    services |= {"ssh_server", "kubernetes", "kubernetes_node"}
+    services |= {"ssh_server", "kubernetes", "kubernetes_node", "shared_ray"}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & services:
             item.add_marker(pytest.mark.service)
         if "golden" in fixtures:
             item.add_marker(pytest.mark.golden)
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    places = {Path(__file__).parent / f"services/test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have a test without the mark `service` fail when it uses a real component, also through a shared fixture."""
+    services_support.unmarked_test = None if item.get_closest_marker("service") else item.nodeid
 
 
 @pytest.fixture(autouse=True)

@@ -200,9 +200,14 @@ def build_from(dockerfile: str, files: Mapping[str, str], *, arguments: Iterable
         )
 
 
+def find_images(reference: str) -> set[str]:
+    """Find the ids of the images of this name, or of this name with a tag, in the tests' own storage."""
+    found = subprocess.run(["buildah", "images", "--quiet", reference], check=False, capture_output=True, text=True)
+    return set(found.stdout.split())
+
+
 def remove_images(*references: str) -> None:
     """Remove images with all their names from the tests' own storage; missing images are skipped."""
     for reference in references:
-        found = subprocess.run(["buildah", "images", "--quiet", reference], check=False, capture_output=True, text=True)
-        for identifier in set(found.stdout.split()):
+        for identifier in find_images(reference):
             subprocess.run(["buildah", "rmi", "--force", identifier], check=False, capture_output=True)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
 
+unmarked_test: str | None = None
+"""The running test's id if the test lacks the mark `service`; set by tests/conftest.py."""
+
 PATIENCE_S = 600.0
 """The longest wait for a certain event, on a machine busy with other work."""
 
@@ -50,8 +53,15 @@ def require(component: str, found: object, install: str) -> None:
 
     Under RUNTIME_REQUIRE_SERVICES=1, which CI sets, the test fails instead.
     """
+    refuse_unmarked(component)
     if not found:
         pass_over(f"{component} is not installed; install it with `{install}`")
+
+
+def refuse_unmarked(component: str) -> None:
+    """Fail a test that uses a real component without the mark `service`: `make test` would run it."""
+    if unmarked_test is not None:
+        raise AssertionError(f"{unmarked_test} uses {component}: mark it with `service`")
 
 
 def pass_over(reason: str) -> NoReturn:
@@ -91,6 +101,7 @@ class Service:
 
     def start(self, *, timeout_s: float = 300) -> Self:
         """Start on the same port as before and return when it answers. Raises RuntimeError with its output on exit."""
+        refuse_unmarked(self.name)
         # A killed test run must leave no JVM behind. setpriv is part of every Debian; other systems do without it.
         tied_to_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         # A file rather than a pipe, because nobody reads while the service runs, and a full pipe would block it.

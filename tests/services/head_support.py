@@ -204,6 +204,16 @@ class LabHead:
         self._switch_off(name)
         self.server.preempt(f"{self.server.parent}/nodes/{name}")
 
+    def clear(self) -> None:
+        """Take all nodes and members away, and forget that they were made, for the next test."""
+        self.server.nodes.clear()
+        assert wait_until(lambda: not self._machines_on() and self.count_hosts() == 0), self.tell()
+        self.made.clear()
+        self.server.created.clear()
+
+    def _machines_on(self) -> list[str]:
+        return [name for name in self._machines if self.hosts(name)]
+
     def kill_host(self, name: str, host: int) -> None:
         """Kill one machine of a node without notice; Google still lists the node as ready."""
         self.lab.remove(f"{name}-{host}")

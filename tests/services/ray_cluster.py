@@ -46,6 +46,8 @@ ENVIRON = {
 }
 """Settings under which a node takes less of this machine, and has the time that it needs where other tests keep it busy.
 One that was killed refuses connections, which the head notices as soon as otherwise."""
+HEAD_CPUS, NODE_CPUS = 4, 6
+"""CPUs of the head that files share, and of its node 1."""
 _STARTED = "Ray runtime started."
 _WORKERS = 80
 _STEP = 100

@@ -35,8 +35,8 @@ BEFORE = [RestartStep.HOLD, RestartStep.ASK, RestartStep.AWAIT_ENDS, RestartStep
 AFTER = [RestartStep.REAP, RestartStep.AWAIT_MEMBERS, RestartStep.TAKE_UP, RestartStep.RELEASE]
 
 
-@pytest.fixture
-def head(moto_process: MotoServer) -> Iterator[LabHead]:
+@pytest.fixture(scope="module")
+def shared_head(moto_process: MotoServer) -> Iterator[LabHead]:
     require_ray()
     pools = {"one": pool("v4-8", max=1, cpus=1), "two": pool("v4-16", max=1, cpus=1)}
     environ = {**moto_process.environment, "RAY_JOB_STOP_WAIT_TIME_S": "150"}
@@ -44,6 +44,12 @@ def head(moto_process: MotoServer) -> Iterator[LabHead]:
         instance = running.server.instances[running.cluster.head]
         instance["metadata"] = {"items": [{"key": "ray-autoscaler", "value": render_autoscaler(running.cluster)}]}
         yield running
+
+
+@pytest.fixture
+def head(shared_head: LabHead) -> Iterator[LabHead]:
+    yield shared_head
+    shared_head.clear()
 
 
 @pytest.fixture

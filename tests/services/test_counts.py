@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import Counter
@@ -20,10 +21,11 @@ from tests.fakes.faults import Fault, Request, Response
 from tests.fakes.gcs import GcsServer
 from tests.services.failure_support import EXPERIMENT, WorkerProcess, Yard, call, open_yard
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.soak]
 
-KILLS = 12
-GOOD, WRONG, CANCELLED, AGAIN = 200, 12, 8, 4
+FULL = os.environ.get("SOAK") == "1"
+KILLS = 12 if FULL else 3
+GOOD, WRONG, CANCELLED, AGAIN = (200, 12, 8, 4) if FULL else (40, 4, 3, 2)
 
 
 class UnreliableBucket(GcsServer):
@@ -53,8 +55,8 @@ def yard(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_totals_after_workers_were_killed_at_random_are_the_truth_and_wait_returns(yard: Yard) -> None:
-    for first in range(0, GOOD, 100):
-        yard.submit([call("short", f"s{n}", 0.05) for n in range(first, first + 100)])
+    for first in range(0, GOOD, 20):
+        yard.submit([call("short", f"s{n}", 0.05) for n in range(first, first + 20)])
     wrong = yard.submit([call("wrong_once", f"w{n}", max_failures=1) for n in range(WRONG)])
     for task in yard.submit([call("short", f"c{n}", 0.05) for n in range(CANCELLED)]):
         cancel_task(yard.stack, task, now=datetime.now(UTC), by="a test")
@@ -87,7 +89,8 @@ def kill_at_random(yard: Yard) -> list[WorkerProcess]:
     """Keep three workers running, and kill one of them as soon as some more tasks have begun; return those alive."""
     chance = random.Random(5)
     options = [("--slots", "2", "--reuse-process"), ("--slots", "2"), ("--reuse-process",)]
-    options = [(*each, "--max-consecutive-failures", "0") for each in options]
+    # A short lease, because the tasks of a killed worker wait for its end.
+    options = [(*each, "--max-consecutive-failures", "0", "--lease", "2s") for each in options]
     living = [yard.start(*each) for each in options]
     for _ in range(KILLS):
         begun = len(yard.runs()) + chance.randrange(1, 15)

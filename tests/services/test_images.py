@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
 import json
 import os
@@ -32,6 +33,7 @@ from tests.images_support import (
     copy_work_tree,
     export_image,
     files_of_layers,
+    find_images,
     find_leaks,
     remove_images,
     tool_environment,
@@ -294,7 +296,7 @@ def test_image_runs_as_nobody_in_particular_under_an_init_with_bytecode(worker_i
 
 
 def test_cluster_image_has_ray_the_tpu_libraries_and_what_its_units_start(checkout: Path) -> None:
-    """Takes two minutes the first time, nearly all for downloads; later runs find the layers in the tests' storage."""
+    """Takes minutes the first time; later runs find the layers in the tests' storage."""
     file = checkout / "docker/cluster.Dockerfile"
     script = """
         set -eu
@@ -304,13 +306,27 @@ def test_cluster_image_has_ray_the_tpu_libraries_and_what_its_units_start(checko
         command -v ssh rsync bash >/dev/null && echo tools
         python -c 'import jax, libtpu, googleapiclient.discovery, ray.autoscaler._private.gcp.node; print("libraries")'
         find / -xdev -perm -0002 ! -type l ! -perm -1000 2>/dev/null || true
+        cd "$(python -c 'import os, runtime; print(os.path.dirname(runtime.__file__))')"
+        find . -name '*.py' -not -path './examples/*' | LC_ALL=C sort | xargs cat | sha256sum
     """
+    # The code of this checkout (the wheel adds the examples), and not that of an earlier build's layer.
+    files = sorted(f"./{path.relative_to(checkout / 'runtime')}" for path in (checkout / "runtime").rglob("*.py"))
+    code = hashlib.sha256(b"".join((checkout / "runtime" / name).read_bytes() for name in files)).hexdigest()
 
+    earlier = find_images("localhost/test-cluster")
     assert build_image(checkout, "--file", str(file), "--name", "test-cluster") == 0
     done = podman("run", "--rm", "--network=host", "localhost/test-cluster:latest", "bash", "-c", script)
 
-    remove_images("localhost/test-cluster:latest")
-    assert done.stdout.splitlines() == ["10001", "ray, version 2.60.0", f"runtime {__version__}", "tools", "libraries"]
+    # This one stays until the next is there, which has most of its layers.
+    remove_images(*earlier)
+    assert done.stdout.splitlines() == [
+        "10001",
+        "ray, version 2.60.0",
+        f"runtime {__version__}",
+        "tools",
+        "libraries",
+        f"{code}  -",
+    ]
 
 
 # secrets

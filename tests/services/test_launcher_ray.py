@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -42,8 +41,8 @@ from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.metadata import MetadataServer
 from runtime.values import replace
 from tests.fakes.google import GoogleServer
-from tests.services.ray_cluster import RayCluster
-from tests.services_support import MotoServer, require, wait_until
+from tests.services.ray_cluster import HEAD_CPUS, NODE_CPUS, RayCluster
+from tests.services_support import MotoServer, wait_until
 from tests.shim_support import is_running, signal_all
 
 pytest.register_assert_rewrite("runtime.testing.launchers")
@@ -51,48 +50,14 @@ from runtime.testing.launchers import LauncherSuite  # noqa: E402  its assertion
 
 pytestmark = pytest.mark.service
 
-HEAD_CPUS, NODE_CPUS = 4, 6
 AGAIN = Retry(failure=1, backoff=Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2)))
 BIG = JobResources(cpus=HEAD_CPUS + 1)
 """What only the second node has room for."""
 
 
-@pytest.fixture(scope="module")
-def google() -> Iterator[GoogleServer]:
-    server = GoogleServer().start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[MetadataServer]:
-    with MetadataServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `conda` that makes an environment with one tool, which prints its own path."""
-    folder = tmp_path_factory.mktemp("tools")
-    make = 'mkdir -p "$5/bin"; printf "#!/bin/sh\\necho \\$0\\n" > "$5/bin/tool"; chmod 755 "$5/bin/tool"'
-    (folder / "conda").write_text(f"#!/bin/sh\n{make}\n")
-    (folder / "conda").chmod(0o755)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(
-    moto_process: MotoServer, google: GoogleServer, machine: MetadataServer, tools: Path
-) -> Iterator[RayCluster]:
-    require("the package `ray`", importlib.util.find_spec("ray"), "make test")
-    path = f"{tools}:{os.environ['PATH']}"
-    cluster = RayCluster({**moto_process.environment, **google.environment, **machine.environment, "PATH": path})
-    try:
-        cluster.start_head(HEAD_CPUS)
-        cluster.start_node(1, NODE_CPUS)
-        yield cluster
-    finally:
-        cluster.close()
+@pytest.fixture
+def ray_cluster(shared_ray: RayCluster) -> RayCluster:
+    return shared_ray
 
 
 @pytest.fixture

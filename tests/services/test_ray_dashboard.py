@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from typing import Any
 
 import pytest
 
 from runtime.clusters.ray_view import RayView, parse_ray
-from tests.services_support import require
 
 pytestmark = [
-    pytest.mark.service,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
 ]
 
 HEAD, BUSY, IDLE, LOST = (bytes([number]) * 28 for number in range(1, 5))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _installed() -> None:
-    for module in ("ray", "aiohttp"):
-        require(f"the package `{module}`", importlib.util.find_spec(module), "make test")
 
 
 def answered(**data: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tests.services_support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.service
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 60
 """How long a driver may take to start, as the tests' head has it; a job may wait longer for its nodes."""
 ONE = JobResources(cpus=1, tpu=Tpu(type="v4-8"))
 TWO = JobResources(cpus=1, tpu=Tpu(type="v4-16"))

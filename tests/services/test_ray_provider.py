@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import subprocess
 from collections.abc import Iterator
@@ -25,10 +24,8 @@ from runtime.clusters.warm_nodes import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
 from tests.services.ray_support import Autoscaler, google_of, node_types
-from tests.services_support import require
 
 pytestmark = [
-    pytest.mark.service,
     # From Ray's own imports and clients; warnings from our code stay errors.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
@@ -45,12 +42,6 @@ LABELS = {
     "ray-node-type": "head",
     "ray-user-node-type": HEAD_TYPE,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _installed() -> None:
-    for module in ("ray", "googleapiclient", "google_auth_httplib2", "jsonschema"):
-        require(f"the package `{module}`", importlib.util.find_spec(module), "make test")
 
 
 @pytest.fixture

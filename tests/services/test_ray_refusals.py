@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import logging
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from runtime.launchers.ray.cluster_state import read_log
-from tests.services_support import require
 
-pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning:ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray")
 
 CAPACITY = 'There is no more capacity in the zone "us-central2-b"; you can try in another zone'
 QUOTA = "Quota limit 'TPUV4sPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded. Limit: 32 in zone us-central2-b."
@@ -66,8 +64,6 @@ def http_error(status: int, message: str) -> Exception:
 
 
 def test_refusals_of_google_are_found_in_what_rays_launcher_logs() -> None:
-    for module in ("ray", "googleapiclient"):
-        require(f"the package `{module}`", importlib.util.find_spec(module), "make test")
     began = int(time.time())
 
     # What Ray raises for an operation that failed, and Google's client for an answer of 429.

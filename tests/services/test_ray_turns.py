@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import sys
@@ -17,25 +16,20 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.jobs.spec import Array, JobResources, JobState, Priority, Tpu
 from runtime.testing.launcher_bench import Bench, LauncherCase
 from tests.services.ray_cluster import RayCluster
-from tests.services_support import require
 
 pytestmark = pytest.mark.service
 
+OWN_NODE = 6
 PLACES = 4
 ONE = JobResources(tpu=Tpu(type="v4-8"))
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[RayCluster]:
-    require("the package `ray`", importlib.util.find_spec("ray"), "make test")
-    cluster = RayCluster({})
-    try:
-        cluster.start_head(1)
-        # A node that has room for several runs at once.
-        cluster.start_node(1, PLACES, **{"TPU": 4 * PLACES, "TPU-v4-8-head": PLACES, "one-host": 1})
-        yield cluster
-    finally:
-        cluster.close()
+def ray_cluster(shared_ray: RayCluster) -> Iterator[RayCluster]:
+    # A node that has room for several runs at once.
+    shared_ray.start_node(OWN_NODE, PLACES, **{"TPU": 4 * PLACES, "TPU-v4-8-head": PLACES, "one-host": 1})
+    yield shared_ray
+    shared_ray.kill(OWN_NODE)
 
 
 @pytest.fixture

@@ -58,11 +58,19 @@ def applied(patch: Patch) -> Iterator[Path]:
         for part in ("runtime", "tests/simulation"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "tests/__init__.py").touch()
-        done = subprocess.run(
-            ["git", "apply", "-"], cwd=folder, input=patch.diff, text=True, capture_output=True, check=False
-        )
+        done = _apply(patch, folder)
         assert done.returncode == 0, f"{patch.name}.patch does not fit the code any more: {done.stderr}"
         yield folder
+
+
+def fits(patch: Patch) -> bool:
+    """Return whether the patch applies to the code as it is."""
+    return _apply(patch, ROOT, "--check").returncode == 0
+
+
+def _apply(patch: Patch, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "apply", *options, "-"]
+    return subprocess.run(command, cwd=folder, input=patch.diff, text=True, capture_output=True, check=False)
 
 
 def simulate(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:

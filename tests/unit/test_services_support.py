@@ -6,11 +6,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import services_support
 from tests.conftest import GoldenFiles, _running_kubernetes
 from tests.services_support import REQUIRE_VARIABLE, Service, require
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these tests use components as marked ones do; they use none."""
+    monkeypatch.setattr(services_support, "unmarked_test", None)
+
+
+def test_component_in_a_test_without_the_mark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services_support, "unmarked_test", "test_x.py::test_y")
+
+    with pytest.raises(AssertionError, match=r"test_x\.py::test_y uses Redis: mark it with `service`"):
+        require("Redis", "/usr/bin/redis-server", "make services")
+    with pytest.raises(AssertionError, match=r"test_x\.py::test_y uses service: mark it with `service`"):
+        Service().start()
 
 
 def test_require_found_component_returns(monkeypatch: pytest.MonkeyPatch) -> None:

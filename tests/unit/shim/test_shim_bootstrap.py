@@ -94,7 +94,7 @@ def metadata() -> Iterator[MetadataServer]:
         yield running
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.service)])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultyServer, Any]]:
     if request.param == "gs":
         google = GcsServer().start()
