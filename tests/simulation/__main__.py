@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 
 from tests.simulation.choices import read_tape, write_tape
-from tests.simulation.patched import find_broken, find_patches, write_patch
+from tests.simulation.patched import SEEDS, find_broken, find_patches
 from tests.simulation.scenarios import SCENARIOS, Result, run
 from tests.simulation.shrink import shrink
 
@@ -65,8 +65,7 @@ def main(args: list[str] | None = None) -> int:
     finds.add_argument("--seconds", type=float, default=20.0, help="how long to shrink (default 20)")
     taken_out = verbs.add_parser("patches", help="take out what was once mended, and see that a seed finds each")
     taken_out.add_argument("names", nargs="*", help="of files in tests/simulation/patches (default: all)")
-    taken_out.add_argument("--seeds", type=int, default=2000)
-    taken_out.add_argument("--write", action="store_true", help="write laws and tapes into the files")
+    taken_out.add_argument("--seeds", type=int, default=SEEDS)
     verbs.add_parser("scenarios", help="print their names")
     told = parser.parse_args(args)
     if told.verb == "scenarios":
@@ -77,7 +76,7 @@ def main(args: list[str] | None = None) -> int:
     if told.verb == "find":
         return find(told.scenario, told.first, told.seeds, told.seconds)
     if told.verb == "patches":
-        return try_patches(told.names, seeds=told.seeds, write=told.write)
+        return try_patches(told.names, seeds=told.seeds)
     seed, tape = (int(told.seed), None) if told.seed.isdigit() else (0, read_tape(told.seed))
     result = run(told.scenario, seed, tape)
     if told.verb == "shrink":
@@ -104,20 +103,23 @@ def find(scenario: str, first: int, seeds: int, seconds: float) -> int:
     return 0
 
 
-def try_patches(names: list[str], *, seeds: int, write: bool) -> int:
+def try_patches(names: list[str], *, seeds: int) -> int:
     missed = 0
     for patch in find_patches(names):
         began = time.monotonic()
-        found = find_broken(patch, seeds=seeds)
+        found = find_broken(patch, seeds=seeds, shrink_s=20.0)
         took = time.monotonic() - began
         if found is None:
             missed += 1
-            print(f"MISSED {patch.name}: no law is broken in {seeds:,} seeds of {patch.scenario} ({took:.0f} s)")
+            print(
+                f"MISSED {patch.name}: no law is broken in {seeds:,} seeds of {patch.scenario} ({took:.0f} s)",
+                flush=True,
+            )
             continue
-        tried, known = found
-        print(f"{patch.name}: seed {tried} of {patch.scenario} ({took:.0f} s): {known.law}\n  {known.tape}", flush=True)
-        if write:
-            write_patch(known)
+        print(
+            f"{patch.name}: seed {found.seed} of {patch.scenario} ({took:.0f} s): {found.law}\n  {found.tape}",
+            flush=True,
+        )
     return 1 if missed else 0
 
 

@@ -1,12 +1,14 @@
 """The product with something taken out that it was once without: what a simulator that works has to find.
 
-Each file in `patches/` is a unified diff. Lines before it say what it takes out, in which scenario that is found, which
-law it breaks, and a tape that shows it.
+Each file in `patches/` names the functions that it changes and the lines that it replaces in them, the scenario in which that
+is found, and the law that it breaks. A tape is there only if a thousand seeds do not find it.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PATCHES = Path(__file__).parent / "patches"
+SEEDS = 1000
+"""The seeds that are tried for a patch without a tape."""
+
+
+class PatchStale(Exception):
+    """A patch names a function, or lines of one, that the code does not have."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    where: str
+    """`module:Class.method`, `module:function`, or a module."""
+    old: str
+    new: str
+
+    @property
+    def path(self) -> str:
+        return self.where.partition(":")[0].replace(".", "/") + ".py"
+
+    def apply(self, source: str) -> str:
+        """Return the module's source with the lines replaced. Raises `PatchStale` unless they are there exactly once."""
+        first, last = _find_lines(source, self.where)
+        lines = source.splitlines(keepends=True)
+        body = "".join(lines[first:last])
+        if body.count(self.old) != 1:
+            raise PatchStale(f"{self.where} has {body.count(self.old)} times:\n{self.old}")
+        return "".join([*lines[:first], body.replace(self.old, self.new), *lines[last:]])
 
 
 @dataclass(frozen=True)
@@ -26,28 +55,42 @@ class Patch:
     about: str
     scenario: str
     law: str
-    """Empty until a seed was found."""
-    tape: str
-    diff: str
+    edits: tuple[Edit, ...]
+    tape: str = ""
+
+
+def _find_lines(source: str, where: str) -> tuple[int, int]:
+    """Return the lines of a definition, as for a slice; for a module all of them."""
+    _, _, names = where.partition(":")
+    if not names:
+        return 0, source.count("\n") + 1
+    found: ast.AST = ast.parse(source)
+    for name in names.split("."):
+        inner = (each for each in ast.iter_child_nodes(found) if getattr(each, "name", None) == name)
+        if (one := next(inner, None)) is None:
+            raise PatchStale(f"there is no `{where}`")
+        found = one
+    assert isinstance(found, ast.FunctionDef | ast.ClassDef)
+    return found.lineno - 1, found.end_lineno or found.lineno
 
 
 def read_patch(path: Path) -> Patch:
-    head, _, diff = path.read_text().partition("--- a/")
-    about, *rest = [line.removeprefix("# ") for line in head.splitlines()]
-    facts = dict(line.partition(": ")[::2] for line in rest)
-    return Patch(path.stem, about, facts["scenario"], facts.get("law", ""), facts.get("tape", ""), f"--- a/{diff}")
-
-
-def write_patch(patch: Patch) -> None:
-    lines = [patch.about, f"scenario: {patch.scenario}", f"law: {patch.law}", f"tape: {patch.tape}"]
-    head = "".join(f"# {line}\n" for line in lines)
-    (PATCHES / f"{patch.name}.patch").write_text(head + patch.diff)
+    said = runpy.run_path(str(path))
+    edits = tuple(Edit(*each) for each in said["EDITS"])
+    return Patch(path.stem, said["__doc__"], said["SCENARIO"], said["LAW"], edits, said.get("TAPE", ""))
 
 
 def find_patches(names: Sequence[str] = ()) -> list[Patch]:
     """Return all patches, or the named ones."""
-    found = [read_patch(path) for path in sorted(PATCHES.glob("*.patch"))]
+    found = [read_patch(path) for path in sorted(PATCHES.glob("*.py"))]
     return [each for each in found if not names or each.name in names]
+
+
+def apply_edits(patch: Patch, folder: Path) -> None:
+    """Change the product in `folder`. Raises `PatchStale`."""
+    for edit in patch.edits:
+        path = folder / edit.path
+        path.write_text(edit.apply(path.read_text()))
 
 
 @contextmanager
@@ -58,19 +101,8 @@ def applied(patch: Patch) -> Iterator[Path]:
         for part in ("runtime", "tests/simulation"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "tests/__init__.py").touch()
-        done = _apply(patch, folder)
-        assert done.returncode == 0, f"{patch.name}.patch does not fit the code any more: {done.stderr}"
+        apply_edits(patch, folder)
         yield folder
-
-
-def fits(patch: Patch) -> bool:
-    """Return whether the patch applies to the code as it is."""
-    return _apply(patch, ROOT, "--check").returncode == 0
-
-
-def _apply(patch: Patch, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = ["git", "apply", *options, "-"]
-    return subprocess.run(command, cwd=folder, input=patch.diff, text=True, capture_output=True, check=False)
 
 
 def simulate(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -80,12 +112,18 @@ def simulate(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def find_broken(patch: Patch, *, seeds: int) -> tuple[int, Patch] | None:
-    """Return the first seed that the patch breaks a law in, and the patch with a shrunk tape; None if none does."""
+@dataclass(frozen=True)
+class Found:
+    law: str
+    seed: int
+    tape: str
+    """As short as it could be made."""
+
+
+def find_broken(patch: Patch, *, seeds: int = SEEDS, shrink_s: float = 0.0) -> Found | None:
+    """Return the first seed, from 1 on, in which the patch breaks a law; None if none does."""
     with applied(patch) as folder:
-        found = simulate(folder, "find", patch.scenario, "--seeds", str(seeds))
-        assert found.stdout, f"the patched code does not run: {found.stderr[-2000:]}"
-        said = json.loads(found.stdout)
-    if "law" not in said:
-        return None
-    return said["tried"], Patch(patch.name, patch.about, patch.scenario, said["law"], said["tape"], patch.diff)
+        said = simulate(folder, "find", patch.scenario, "--seeds", str(seeds), "--seconds", str(shrink_s))
+        assert said.stdout, f"the patched code does not run: {said.stderr[-2000:]}"
+        found = json.loads(said.stdout)
+    return Found(found["law"], found["seed"], found["tape"]) if "law" in found else None

@@ -1,0 +1,16 @@
+"""gc removes what it found some time ago, whatever has become of it."""
+
+SCENARIO = "garbage"
+LAW = "what runs is in the ledger"
+EDITS = [
+    (
+        "runtime.client.jobs.gc:_remove_job",
+        """\
+        changed = _find_change(garbage, place)
+""",
+        """\
+        changed = ""
+""",
+    ),
+]
+TAPE = "sweeper:asked:0=1 n2.1:run:0=2"

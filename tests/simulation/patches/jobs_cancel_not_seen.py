@@ -1,0 +1,16 @@
+"""A shim does not look for the cancel mark."""
+
+SCENARIO = "jobs"
+LAW = "an acknowledged cancel ends the job"
+EDITS = [
+    (
+        "runtime.shim.record:RunRecord.cancelled",
+        """\
+        return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
+""",
+        """\
+        return False
+""",
+    ),
+]
+TAPE = "n3.1:full:2=2 n3:mishap:15=1"
