@@ -87,7 +87,6 @@ def _outputs(built: BuiltStack) -> StackOutputs:
                 image=head.image,
                 ports=head.ports,
                 pools=head.pools,
-                budgets=dict(built.settings.heads[name].budgets) or None,
                 worker_identity=_leaf(head.node_email),
                 config_sha256=_leaf(head.config_sha256),
             )

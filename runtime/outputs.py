@@ -112,8 +112,6 @@ class ClusterOutput:
     image: str
     ports: Mapping[str, int] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
-    budgets: Mapping[str, int] | None = None
-    """Person → TPU chips that the person's runs may hold before those that wait go behind others'; `default` is each other person."""
     worker_identity: str
     config_sha256: str
 

@@ -287,7 +287,6 @@ class RayHead(Part):
                 subnet=known["subnet"],
                 node_email=site.names.account_email(f"{args.head}-node"),
                 pools=args.settings.pools,
-                budgets=args.settings.budgets,
                 secrets=tuple(
                     SecretReference(env=env, resource=resource) for env, resource in sorted(known["secrets"].items())
                 ),

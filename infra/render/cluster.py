@@ -64,7 +64,6 @@ class RayCluster:
     pools: Mapping[str, TpuPoolSettings]
     secrets: tuple[SecretReference, ...] = ()
     idle_minutes: int = 10
-    budgets: Mapping[str, int] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     machine: MachineSettings = MachineSettings()
     """Settings of the head, which pools inherit."""

@@ -64,7 +64,6 @@ def render_contract(cluster: RayCluster, config_sha256: str) -> str:
                 image=cluster.image,
                 ports=PORTS,
                 pools=pool_outputs(cluster.pools),
-                budgets=dict(cluster.budgets) or None,
                 worker_identity=cluster.node_email,
                 config_sha256=config_sha256,
             )

@@ -181,8 +181,6 @@ class HeadSettings(MachineSettings):
     environment: tuple[str, ...] = ()
     """Names of `secrets` that become variables of every process of the cluster."""
     idle_minutes: int = 10
-    budgets: Mapping[str, int] = field(default_factory=dict)
-    """Person → TPU chips that the person's runs may hold before those that wait go behind others'; `default` is each other person."""
     cloud_logging: bool = True
     """Whether the logs of Ray and the reaper go to Cloud Logging as well as to the machine's disk."""
 

@@ -241,7 +241,6 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _machine_problems(head.machine_type, join(path, "machine_type"))
     yield from _range(head, path, "disk_gb", 50, 65_536)
     yield from _range(head, path, "idle_minutes", 1, 1440)
-    yield from _budget_problems(head.budgets, join(path, "budgets"))
     yield from _boot_image_problems(head.boot_image, join(path, "boot_image"))
     yield from _name_problems(head.pools, join(path, "pools"))
     yield from _repeated(head.environment, join(path, "environment"))
@@ -314,18 +313,6 @@ def _pool(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
     yield from _buffer_problems(pool, join(path, "buffer"))
     yield from find_machine_problems(pool, path)
     yield from find_label_problems(pool.labels, join(path, "labels"))
-
-
-def _budget_problems(budgets: Mapping[str, int], path: str) -> Iterator[Problem]:
-    for person, chips in budgets.items():
-        if not re.fullmatch(r"\S(.{0,254}\S)?", person) or not person.isprintable():
-            yield wrong(path, person, "the login name of a person who launches, such as `ada`, or `default`")
-        elif person != "default" and sorted(person.lower()) == sorted("default"):
-            yield wrong(
-                path, person, "the login name of a person who launches, or `default`", suggest(person, ["default"])
-            )
-        elif not 0 <= chips <= _MOST_CHIPS:
-            yield wrong(join(path, person), chips, f"a number of TPU chips, 0 to {_MOST_CHIPS:,}")
 
 
 def _buffer_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:

@@ -349,7 +349,6 @@ def _urn(each: Registration) -> str:
     [
         ({"pools": {"v5e": dataclasses.replace(V5E, max=512)}}, {"ray-autoscaler", "ray-contract", "startup-script"}),
         ({"idle_minutes": 20}, {"ray-autoscaler", "ray-contract", "startup-script"}),
-        ({"budgets": {"ada": 64}}, {"ray-contract"}),
         (
             {"image": IMAGE.replace("a" * 64, "b" * 64)},
             {

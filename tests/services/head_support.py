@@ -71,11 +71,10 @@ class LabHead:
         pools: Mapping[str, TpuPoolSettings],
         *,
         idle_minutes: float = 10,
-        budgets: Mapping[str, int] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.cluster: RayCluster = sample_cluster(
-            pools=dict(pools), idle_minutes=idle_minutes, budgets=budgets or {}, secrets=(), cloud_logging=False
+            pools=dict(pools), idle_minutes=idle_minutes, secrets=(), cloud_logging=False
         )
         self.lab = Lab({**(environ or {}), "AUTOSCALER_UPDATE_INTERVAL_S": "2", "AUTOSCALER_NODE_SSH_INTERVAL_S": "2"})
         self.folder: Path = self.lab.folder

@@ -109,34 +109,6 @@ def test_higher_runs_that_came_last_begin_first(lab: Lab) -> None:
     assert [job.attempts() for job in (low, high)] == [[1], [1]]
 
 
-def test_places_are_kept_for_a_large_run_of_higher_priority_and_explain_names_it(
-    ray_cluster: RayCluster, lab: Lab
-) -> None:
-    busy = lab.launch("busy", PLACES)
-    lab.bench.wait_for(lambda: lab.begun().count("busy") == PLACES)
-    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-8-head": 1, "other-host": 1})
-    other = lab.launch("other", 1)
-    lab.bench.wait_for(lambda: lab.begun().count("other") == 1)
-    high = lab.launch("high", 1, Priority.HIGH, owner="bob", slices=2)
-    lab.bench.wait_for(lambda: waits(high, 1))
-    low = lab.launch("low", 2)
-    lab.bench.wait_for(lambda: waits(low, 2))
-    # It waits for both machines, of which one has room now.
-    lab.end("busy.0")
-
-    said = f"it lets {high.id} of bob (priority high) go first"
-    lab.bench.wait_for(lambda: said in explain(read_facts(low)).sentence)
-    assert lab.begun().count("low") == 0
-    for name in ("high", "low", "other"):
-        lab.end(name)
-
-    assert [lab.bench.end(job).state for job in (high, low, other)] == [JobState.SUCCEEDED] * 3
-    assert lab.begun()[PLACES + 1 :] == ["high"] * 2 + ["low"] * 2
-    lab.end("busy")
-    assert lab.bench.end(busy).state is JobState.SUCCEEDED
-    ray_cluster.kill(2)
-
-
 def test_job_that_lets_another_go_first_can_be_cancelled_and_goes_on_once_the_other_s_driver_is_killed(
     ray_cluster: RayCluster, lab: Lab
 ) -> None:
@@ -178,27 +150,3 @@ def find_drivers(job: str) -> list[int]:
             if words[1:3] == ["-m", "runtime.launchers.ray.driver"] and job in words:
                 found.append(int(place.parent.name))
     return found
-
-
-def test_people_share_the_places(lab: Lab) -> None:
-    bob = lab.launch("bob", 9, owner="bob")
-    lab.bench.wait_for(lambda: lab.begun().count("bob") == PLACES)
-    ada = lab.launch("ada", 9, owner="ada")
-    lab.bench.wait_for(lambda: waits(ada, 9))
-
-    def shares() -> list[int]:
-        return [len(running(job)) for job in (bob, ada)]
-
-    seen = []
-    for turn in range(6):
-        has_more = max((bob, ada), key=lambda job: (len(running(job)), job is (bob, ada)[turn % 2]))
-        first = running(has_more)[0]
-        lab.end(f"{'bob' if has_more is bob else 'ada'}.{first}")
-        lab.bench.wait_for(lambda job=has_more, first=first: first not in running(job) and sum(shares()) == PLACES)
-        seen.append(shares())
-    # Without turns bob, who was first, would have all four to the end. Who does not take a place for half a minute loses it.
-    assert seen.count([2, 2]) >= 3, seen
-    for name in ("bob", "ada"):
-        lab.end(name)
-
-    assert [lab.bench.end(job).state for job in (bob, ada)] == [JobState.SUCCEEDED] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from typer import Option
@@ -24,8 +23,6 @@ class ClusterConfig:
     worker_identity: str
     config_sha256: str
     pools: tuple[Pool, ...]
-    budgets: Mapping[str, int]
-    """Person → TPU chips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +63,6 @@ def config(
         worker_identity=each.worker_identity,
         config_sha256=each.config_sha256,
         pools=tuple(read_pools(each)),
-        budgets=each.budgets or {},
     )
     if output is OutputFormat.JSON:
         print_json(shown)
@@ -80,6 +76,5 @@ def config(
         for pool in shown.pools
         for name in ("accelerator", "capacity", "min", "max", "buffer")
     ]
-    lines += [_Line(setting=f"budgets.{person}", value=chips) for person, chips in shown.budgets.items()]
     print_list(lines, {"SETTING": "setting", "VALUE": "value"})
     return 0

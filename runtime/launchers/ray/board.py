@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from runtime.file_trust import private_folder
 from runtime.jobs.spec import Priority
-from runtime.launchers.ray.turns import Claim, Demand
+from runtime.launchers.ray.priority import Claim, Demand
 from runtime.values import replace
 
 FOLDER: Final = "/tmp/runtime-ray-turns"
@@ -113,8 +113,8 @@ class Board:
 
 def encode_claim(claim: Claim, version: int) -> bytes:
     """The content of a file. Its driver writes it in place, so the version at both ends shows what was read while it was written."""
-    demand = {name: getattr(claim.demand, name) for name in ("job", "owner", "kind", "places", "units")}
-    counts = {name: getattr(claim, name) for name in ("waiting", "since", "holding", "taken")}
+    demand = {name: getattr(claim.demand, name) for name in ("job", "owner", "kind", "places")}
+    counts = {"waiting": claim.waiting, "since": claim.since}
     more = {"priority": claim.demand.priority.value, "need": dict(claim.demand.need)}
     return json.dumps({"version": version, **demand, **more, **counts, "end": version}).encode()
 
@@ -142,15 +142,8 @@ def decode_claim(content: bytes) -> Claim:
         kind=_text(found, "kind"),
         need={str(name): _number(need, name, above=0.0) for name in need},
         places=_count(found, "places", least=1),
-        units=_number(found, "units", above=0.0),
     )
-    return Claim(
-        demand=demand,
-        waiting=_count(found, "waiting"),
-        since=_number(found, "since"),
-        holding=_count(found, "holding"),
-        taken=_count(found, "taken"),
-    )
+    return Claim(demand=demand, waiting=_count(found, "waiting"), since=_number(found, "since"))
 
 
 def _text(found: dict[str, Any], name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -172,19 +171,6 @@ def read_log(text: str) -> list[Refusal]:
 def _find_words(line: str) -> str:
     said = _RETURNED.search(line)
     return ((said[1] or said[3]) if said else line)[:_KEPT]
-
-
-def read_budgets(contract: str | None, head: str | None) -> dict[str, float]:
-    """Person → TPU chips, of the stack's contract; empty if it has none. What is no number of chips is left out."""
-    try:
-        found = (_find_cluster(contract, head) or {}).get("budgets") or {}
-        return {str(person): float(chips) for person, chips in found.items() if _is_count(chips)}
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return {}
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.maxsize
 
 
 def _read_pools(contract: str | None, head: str | None) -> tuple[PoolView, ...] | None:

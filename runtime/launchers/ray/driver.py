@@ -24,13 +24,12 @@ from typing import Any, Final
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.launchers.ray import node_failures, placement
 from runtime.launchers.ray.board import Board
-from runtime.launchers.ray.cluster_state import NodeView
-from runtime.launchers.ray.gate import SETTLE_S, Gate
+from runtime.launchers.ray.gate import Gate
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
-from runtime.launchers.ray.pending_watch import Watch, find_budgets
+from runtime.launchers.ray.pending_watch import Watch
+from runtime.launchers.ray.priority import make_demand
 from runtime.launchers.ray.run_reader import BUCKET_S, DriversRun
-from runtime.launchers.ray.turns import make_demand
 from runtime.shim.common import DONE, FAILED
 from runtime.shim.record import FolderRecord
 from runtime.shim.retry import decide as after_attempt
@@ -40,8 +39,7 @@ LOST_S: Final = 30.0
 SEND_S: Final = 90.0
 """How much longer than its grace a shim may take, to send its logs and outputs."""
 _TURN_S: Final = 1.0
-_SPOT_S: Final = 10.0
-"""How long a run waits for room on a node that seemed to have it."""
+
 _WARNING: Final = 30
 """The level of Ray's own log, as in `logging`."""
 _NOTE_S: Final = 2.0
@@ -61,7 +59,7 @@ class Driver:
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
         self.watch = Watch(self.wants, int(self.order["nodes"]))
-        self.gate = Gate(make_demand(self.order, job), None, _view_nodes, say, find_budgets)
+        self.gate = Gate(make_demand(self.order, job), None, _list_totals, say)
         self.stopping = threading.Event()
         self.shown: dict[str, dict[str, Any]] = {}
         self.why: dict[str, Any] = {}
@@ -84,8 +82,8 @@ class Driver:
             written = self._encode_note()
             while wait(going, _NOTE_S).not_done:
                 waits = any(each["state"] == "waiting" for each in list(self.shown.values()))
-                self.gate.look()
-                self.why = self.watch.look(self.gate.tell) if waits else {}
+                self.gate.poll()
+                self.why = self.watch.look(self.gate.report) if waits else {}
                 if (text := self._encode_note()) != written:
                     with contextlib.suppress(OSError):
                         self._write_note()
@@ -116,7 +114,8 @@ class Driver:
             lingers = False
             begun = max((number for number, _ in run.attempts()), default=0)
             try:
-                with self._placed(index, run, self._await_turn(index, run)) as actors:
+                self._await_turn(index, run)
+                with self._placed(index, run) as actors:
                     if actors is None:
                         if run.cancelled():
                             return self._show(index, "ended", FAILED)
@@ -144,17 +143,14 @@ class Driver:
         # The shim of an actor that was lost on a living node has its grace yet.
         return (attempts, row), max(pause, self.order["grace_s"]) if lingers else pause
 
-    def _await_turn(self, index: int, run: Any) -> str | None:
-        """Wait while the runs of this driver let another go first; returns a node if only that one has room for this run."""
+    def _await_turn(self, index: int, run: Any) -> None:
+        """Wait while the runs of this driver let another go first."""
         self.gate.ask(index)
         while self.gate.behind and not self._is_unwanted(run):
-            if spot := self.gate.take_spot():
-                return spot
             self.stopping.wait(_TURN_S)
-        return None
 
     @contextlib.contextmanager
-    def _placed(self, index: int, run: Any, spot: str | None) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
+    def _placed(self, index: int, run: Any) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
         """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM, and if the
         run lets another go first."""
         with contextlib.ExitStack() as held:
@@ -167,29 +163,26 @@ class Driver:
                 actors = [self._make_actor(each, held) for each in options or ()]
                 places = self._await_all(actors, run) if actors else None
             else:
-                actors = [self._make_actor({**self.wants["options"], **_pin(spot)}, held)]
-                with contextlib.suppress(*[_ray_error()] if spot else ()):  # the node may have gone meanwhile
-                    places = self._await_all(actors, run, _SPOT_S if spot else math.inf, asks=spot is None)
-                if places and not self._may_take(index, [places[0]["node"]]):
+                actors = [self._make_actor(self.wants["options"], held)]
+                places = self._await_all(actors, run, asks=True)
+                if places and not self._may_take(index):
                     places = None
             if places is None:
                 yield None
                 return
             if self.order["nodes"] > 1:
                 places = placement.add_numbers(places, _list_nodes())
-            # Its claim goes first: who is given the place then would count it as held, and take what belongs to its owner.
-            held.callback(self.gate.leave, index)
             order = placement.sort_nodes(places, self.order.get("slices", 1))
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
 
-    def _may_take(self, index: int, nodes: Sequence[str]) -> bool:
-        """Whether a run takes the place that Ray has given it on these nodes."""
-        if self.gate.receive(index):
-            self.stopping.wait(SETTLE_S)
-        taken = self.gate.decide(index, nodes)
-        if not taken and (better := self.gate.behind):
-            say(f"index {index} lets {better.job} of {better.owner} go first: {better.cause.value}")
+    def _may_take(self, index: int) -> bool:
+        """Whether a run takes the place that Ray has given it."""
+        taken = self.gate.decide(index)
+        if not taken and (ahead := self.gate.behind):
+            say(
+                f"index {index} lets {ahead.demand.job} of {ahead.demand.owner} go first: priority {ahead.demand.priority.value}"
+            )
         return taken
 
     def _make_actor(self, options: Mapping[str, Any], held: contextlib.ExitStack) -> Any:
@@ -207,12 +200,12 @@ class Driver:
         options = self._gather(run, held, firsts, asks=True)
         if options is None:
             return None
-        nodes = _nodes_of(options)
-        if not self._may_take(index, nodes):
+        if not self._may_take(index):
             return None
         tpu = self.wants.get("tpu")
         if tpu is None or tpu.get("hosts", self.order["nodes"]) == 1:
             return options
+        nodes = _nodes_of(options)
         names = [placement.find_slice(_resources_of(node), tpu["type"]) for node in nodes]
         known = sorted(name for name in names if name is not None)
         if len(known) < len(names):
@@ -367,15 +360,9 @@ def _list_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())
 
 
-def _view_nodes() -> dict[str, NodeView]:
-    from ray._private.state import available_resources_per_node
-
-    free = available_resources_per_node()
-    return {
-        each["NodeID"]: NodeView(total=dict(each["Resources"]), free=dict(free.get(each["NodeID"], {})))
-        for each in _list_nodes()
-        if each["Alive"]
-    }
+def _list_totals() -> list[Mapping[str, float]]:
+    """Return the resources of each living node."""
+    return [dict(each["Resources"]) for each in _list_nodes() if each["Alive"]]
 
 
 def _nodes_of(options: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -384,13 +371,6 @@ def _nodes_of(options: Iterable[Mapping[str, Any]]) -> list[str]:
 
     group = next(iter(options))["scheduling_strategy"].placement_group
     return list(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
-
-
-def _pin(node: str | None) -> dict[str, Any]:
-    """Options of an actor that gets room on no other node."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
 
 
 def _resources_of(node: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.launchers.ray.cluster_state import read_budgets, read_view
+from runtime.launchers.ray.cluster_state import read_view
 from runtime.launchers.ray.pending_reason import describe_demand, explain_wait
 
 PAUSE_S: Final = 10.0
@@ -59,11 +59,6 @@ class Watch:
             "evidence": list(found.evidence),
             "hint": found.hint,
         }
-
-
-def find_budgets() -> dict[str, float]:
-    """Person → TPU chips, as the stack's contract on this head has them."""
-    return read_budgets(_read_end(CONTRACT), os.uname().nodename)
 
 
 def _find_log() -> str:

@@ -24,8 +24,7 @@ _FAULTS_OF_HEAD: Final = (
 )
 """Kinds of errors that a head has just after its start. A submission of ours names no runtime environment that could fail."""
 
-_NEXT_TURN: Final = "it asks again once that run has begun, or has not taken what is kept for it"
-_WITHIN: Final = " of somebody within the budget"
+_NEXT_TURN: Final = "it asks again once that run has begun, or has taken no place for an hour; only a launch with a higher `priority` would go before it"
 
 
 def has_ended(info: Mapping[str, Any]) -> bool:
@@ -103,7 +102,7 @@ def explain_waiting(
     asks = f"each node asks for {_describe_wants(note)}"
     found = (*why.get("evidence", ()), *why.get("before", ()))
     if (better := tell_better(note)) is not None:
-        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {_describe_remedy(why)}")
+        return Explanation(sentence=better, evidence=(asks, *found), hint=_NEXT_TURN)
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",
@@ -125,24 +124,7 @@ def tell_better(note: Mapping[str, Any] | None) -> str | None:
     if not (better := why.get("behind")):
         return None
     whose = f" of {better['owner']}" if better["owner"] else ""
-    if better["cause"] == "priority":
-        return f"it lets {better['job']}{whose} (priority {better['priority']}) go first"
-    if better["cause"] == "budget":
-        reason = "the owner of this job was over the budget"
-        if spent := why.get("spent"):
-            reason = f"{spent['owner']} holds {spent['held']:g} TPU chips, and the budget is {spent['budget']:g}"
-        return f"it lets {better['job']}{whose} go first: {reason}"
-    holds = f"{better['owner'] or 'its owner'} holds {better['theirs']:g} {better['what']}"
-    return f"it lets {better['job']}{whose} go first: {holds}, and the owner of this job {better['ours']:g}"
-
-
-def _describe_remedy(why: Mapping[str, Any]) -> str:
-    spent = why.get("spent")
-    if why["behind"]["cause"] != "budget" or not spent:
-        return f"only a launch with a higher `priority`{_WITHIN if spent else ''} would go before it"
-    if not spent["budget"]:
-        return f"with a budget of 0, {spent['owner']} goes behind all who are within theirs"
-    return f"{spent['owner']} goes behind all who are within their budgets until less than {spent['budget']:g} chips are held"
+    return f"it lets {better['job']}{whose} (priority {better['priority']}) go first"
 
 
 def _describe_wants(note: Mapping[str, Any] | None) -> str:

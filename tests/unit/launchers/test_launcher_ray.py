@@ -40,10 +40,10 @@ from runtime.launchers.ray import client, detach, placement, submit_retry
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
+from runtime.launchers.ray.priority import make_demand
 from runtime.launchers.ray.resource_request import count_hosts
 from runtime.launchers.ray.settings import RayTarget, read_place
 from runtime.launchers.ray.states import read_states
-from runtime.launchers.ray.turns import make_demand
 from runtime.stack.iap_ssh import HeadWay
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead

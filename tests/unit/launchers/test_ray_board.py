@@ -16,11 +16,11 @@ import pytest
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray import board as boards
 from runtime.launchers.ray.board import MOST_BYTES, SILENT_S, Board, decode_claim, encode_claim
-from runtime.launchers.ray.turns import Claim, Demand
+from runtime.launchers.ray.priority import Claim, Demand
 from runtime.values import replace
 
-DEMAND = Demand(job="j-1", owner="ada", priority=Priority.HIGH, kind="CPU", need={"CPU": 2.0}, places=2, units=4.0)
-CLAIM = Claim(demand=DEMAND, waiting=3, since=7.5, holding=1, taken=9)
+DEMAND = Demand(job="j-1", owner="ada", priority=Priority.HIGH, kind="CPU", need={"CPU": 2.0}, places=2)
+CLAIM = Claim(demand=DEMAND, waiting=3, since=7.5)
 
 
 @pytest.fixture
@@ -169,9 +169,8 @@ def test_what_no_driver_wrote_is_no_claim_and_reads_nothing_else(make: Callable[
                 ("need", {"CPU": 0}),
                 ("need", {"CPU": float("nan")}),
                 ("places", 0),
-                ("units", True),
                 ("waiting", -1),
-                ("holding", 1.5),
+                ("waiting", 1.5),
                 ("since", float("inf")),
             )
         ),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.jobs.spec import Priority
-from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.driver import Driver
-from runtime.launchers.ray.turns import Claim, Demand
-from runtime.shim.common import DONE, FAILED
+from runtime.launchers.ray.priority import Claim, Demand
+from runtime.shim.common import FAILED
 
 JOB = "j-" + "0" * 24
 
@@ -38,15 +37,20 @@ def driver(tmp_path: Path) -> Driver:
     """The driver of a job with one run that lets another one go first."""
     folder = tmp_path / "jobs" / JOB
     (folder / "runs" / "0").mkdir(parents=True)
-    order = {"runs": {"0": {}}, "nodes": 1, "ray": {"bundle": {"CPU": 1}, "options": {"num_cpus": 1}}}
+    order = {
+        "runs": {"0": {}},
+        "nodes": 1,
+        "turn": {"owner": "ada", "priority": "low"},
+        "ray": {"bundle": {"CPU": 1}, "options": {"num_cpus": 1}},
+    }
     (folder / "order.json").write_text(json.dumps(order))
     driver = Driver(str(tmp_path), JOB, 1, 0)
     need = driver.gate.demand.need
-    driver.gate._view = lambda: {"n0": NodeView(total=need, free=need)}
+    driver.gate._list_totals = lambda: [need]
     high = Demand(job="j-high", owner="bob", priority=Priority.HIGH, kind="CPU", need=need)
-    driver.gate.open(lambda: Rival(Claim(demand=high, waiting=1)))
+    driver.gate.open(lambda: Rival(Claim(demand=high, waiting=1, since=time.monotonic())))
     driver.gate.ask(0)
-    assert not driver.gate.decide(0, ["n0"])
+    assert not driver.gate.decide(0)
     return driver
 
 
@@ -76,33 +80,3 @@ def test_run_that_is_stopped_while_it_lets_another_go_first_asks_ray_for_nothing
     thread.join()
 
     assert (codes, asked) == ([FAILED], [])
-
-
-def test_run_that_ended_is_in_no_claim_once_its_place_is_free(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[Claim] = []
-    held_at_the_end: list[int] = []
-
-    class Alone:
-        def write(self, claim: Claim) -> None:
-            shown.append(claim)
-
-        def read(self) -> list[Claim]:
-            return []
-
-        def close(self) -> None: ...
-
-    def make_actor(_: Any, held: contextlib.ExitStack) -> None:
-        held.callback(lambda: held_at_the_end.append(shown[-1].holding))
-
-    driver.gate.open(Alone)
-    driver.gate.look()
-    monkeypatch.setattr(driver, "_make_actor", make_actor)
-    monkeypatch.setattr(driver, "_await_all", lambda *_, **__: [{"node": "n0", "host": "one"}])
-    monkeypatch.setattr(driver, "_serve", lambda *_: [DONE])
-
-    assert driver._carry_out(0) == DONE
-
-    assert max(claim.holding for claim in shown) == 1
-    assert held_at_the_end == [0]

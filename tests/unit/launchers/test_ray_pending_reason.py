@@ -15,13 +15,12 @@ from runtime.launchers.ray.cluster_state import (
     NodeView,
     PoolView,
     Refusal,
-    read_budgets,
     read_log,
     read_pools,
     read_view,
 )
 from runtime.launchers.ray.pending_reason import describe_demand, explain_wait, find_nearest, warn_of_type
-from runtime.launchers.ray.states import explain_waiting, read_states, tell_better
+from runtime.launchers.ray.states import explain_waiting, read_states
 
 TEN = datetime(2026, 11, 25, 10, 2, tzinfo=UTC).timestamp()
 V4 = PoolView(name="v4", accelerator="v4-8", most=40, host={"TPU": 4.0, "TPU-v4-8-head": 1.0, "CPU": 120.0})
@@ -317,7 +316,6 @@ def test_waiting_run_says_since_when_for_what_and_why() -> None:
 
 
 def test_run_that_lets_another_go_first_says_which_and_why() -> None:
-    better = {"job": "j-2", "owner": "ada", "priority": "high", "cause": "priority", "theirs": 8, "ours": 0}
     why: dict[str, Any] = {
         "for": "1 host of TPU v4-8",
         "sentence": "1 busy",
@@ -325,7 +323,7 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
         "hint": "wait",
         "before": ["2 runs"],
     }
-    why["behind"] = {**better, "what": "chips of TPU v4-8"}
+    why["behind"] = {"job": "j-2", "owner": "ada", "priority": "high"}
     note = {"runs": {"0": {"state": "waiting", "since": TEN}}, "wants": wants("v4-8"), "why": why}
 
     states = read_states("j-1-e1-p0-abc", {"status": "RUNNING"}, note)
@@ -336,55 +334,3 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
     assert said.evidence == ("each node asks for 1 CPU, 4 chips of a TPU v4-8", "more", "2 runs")
     assert said.hint is not None
     assert "a launch with a higher `priority`" in said.hint
-    why["behind"] = {**better, "cause": "share", "theirs": 8.0, "ours": 16.0, "what": "chips of TPU v4-8"}
-    assert tell_better(note) == (
-        "it lets j-2 of ada go first: ada holds 8 chips of TPU v4-8, and the owner of this job 16"
-    )
-
-
-@pytest.mark.parametrize(
-    ("cause", "budget", "sentence", "hint"),
-    [
-        ("budget", 8, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 8", "until less than 8 chips are"),
-        ("budget", 0, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 0", "with a budget of 0, bob"),
-        (
-            "budget",
-            None,
-            "j-2 of ada go first: the owner of this job was over the budget",
-            "a launch with a higher `priority`",
-        ),
-        ("priority", 8, "j-2 of ada (priority high) go first", "`priority` of somebody within the budget would"),
-    ],
-)
-def test_run_over_budget_says_what_is_held_and_what_would_help(
-    cause: str, budget: float | None, sentence: str, hint: str
-) -> None:
-    behind = {"job": "j-2", "owner": "ada", "priority": "high", "cause": cause, "theirs": 8, "ours": 0, "what": "x"}
-    spent = {} if budget is None else {"spent": {"owner": "bob", "held": 8.0, "budget": budget}}
-    note = {"runs": {"0": {"state": "waiting"}}, "wants": wants("v4-8"), "why": {"behind": behind, **spent}}
-
-    states = read_states("j-1-e1-p0-abc", {"status": "RUNNING"}, note)
-    said = explain_waiting(states[1], note)
-
-    assert said is not None
-    assert states[1].message == said.sentence == f"it lets {sentence}"
-    assert said.hint is not None
-    assert hint in said.hint
-
-
-@pytest.mark.parametrize(
-    ("contract", "budgets"),
-    [
-        ({"clusters": {"main": {"head": "h", "budgets": {"ada": 64, "default": 8}}}}, {"ada": 64.0, "default": 8.0}),
-        ({"clusters": {"a": {"head": "h", "budgets": {"ada": 1}}, "b": {"head": "g"}}}, {"ada": 1.0}),
-        ({"clusters": {"main": {"head": "h"}}}, {}),
-        ({"clusters": {"main": {"head": "h", "budgets": ["ada"]}}}, {}),
-        ({"clusters": {"main": {"head": "h", "budgets": {"ada": "many", "bob": None, "eve": 4}}}}, {"eve": 4.0}),
-        ({"clusters": {"main": {"head": "h", "budgets": {"ada": 10**400, "bob": -1, "eve": True}}}}, {}),
-        ({"clusters": 7}, {}),
-        ([], {}),
-    ],
-)
-def test_budgets_are_those_of_the_cluster_of_this_head(contract: object, budgets: dict[str, float]) -> None:
-    assert read_budgets(json.dumps(contract), "h") == budgets
-    assert read_budgets(None, "h") == read_budgets("{", "h") == {}
