@@ -65,6 +65,19 @@ def find_pythons() -> dict[str, str]:
     return found
 
 
+def each_python() -> list[Any]:
+    """Parameters of a test: this interpreter, and with the mark `service` the oldest and the newest of this machine."""
+    import pytest
+
+    found = find_pythons()
+    ordered = sorted(found, key=lambda version: int(version[2:]))
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return [
+        pytest.param(found[version], marks=[] if version == own else [pytest.mark.service], id=f"python{version}")
+        for version in dict.fromkeys((own, ordered[0], ordered[-1]))
+    ]
+
+
 DAEMON = """
 import os, subprocess, sys, time
 os.fork() and os._exit(0)

@@ -161,8 +161,11 @@ def test_commands_of_the_workflows_are_found() -> None:
     found = {" ".join(words[:3]) for path in FILES for words in commands_of(load(path.read_text()))}
 
     assert {
-        "make check",
+        "make lint types",
         "make services",
+        "make test",
+        "make test-services",
+        "make soak",
         "python -m infra",
         "runtime image build",
         "runtime image push",

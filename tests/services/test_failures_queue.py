@@ -198,12 +198,13 @@ def fill_and_submit(yard: Yard) -> list[str]:
     return []
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STACKS)
 def test_task_submitted_as_a_worker_leaves_for_idleness_is_never_lost(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    rounds = 20 if kind == "sqlite" else 6
+    rounds = 20 if os.environ.get("SOAK") == "1" else 5
     with open_yard(kind, tmp_path, request) as yard:
         chance = random.Random(1)
         by_the_leaver = 0

@@ -18,7 +18,7 @@ from runtime.snapshots.worker_code import digest_sources
 from runtime.tasks.workflow_check import _find_sources
 from tests.deep_support import cleared, dig
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import find_pythons
+from tests.shim_support import each_python
 
 __all__ = ["cleared"]
 
@@ -68,7 +68,7 @@ def test_gc_removes_a_job_with_deep_trees(run: Terminal) -> None:
     assert job in gone.out
 
 
-@pytest.mark.parametrize("python", sorted(find_pythons().values()))
+@pytest.mark.parametrize("python", each_python())
 def test_agent_of_another_machine_lists_and_removes_a_deep_tree(tmp_path: Path, python: str) -> None:
     make_deep(tmp_path / "root" / "jobs" / "j")
     requests = b'{"id": 1, "do": "tree", "args": ["jobs/j"]}\n{"id": 2, "do": "remove", "args": ["jobs/j"]}\n'

@@ -23,9 +23,7 @@ from runtime.shim.containers import (
     last_line,
     mount_word,
 )
-from tests.shim_support import ShimJob, find_pythons, make_job, wait_for
-
-PYTHONS = find_pythons()
+from tests.shim_support import ShimJob, each_python, make_job, wait_for
 
 
 def words_of(engine: Engine, **changes: object) -> list[str]:
@@ -160,7 +158,7 @@ def message(job: ShimJob) -> str:
     return str(json.loads((job.folder / "runs/0/result").read_text())["message"])
 
 
-@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS)
+@pytest.mark.parametrize("python", each_python())
 def test_image_that_does_not_exist_is_final_and_spends_no_failure(tmp_path: Path, python: str) -> None:
     path = give_engine(tmp_path, image="exit 1", pull="echo 'Error: manifest unknown' >&2; exit 1")
     job = contained(tmp_path, python, retry={"failure": 3})

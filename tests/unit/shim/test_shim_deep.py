@@ -18,7 +18,7 @@ from runtime.shim.tree_walk import KEPT_OPEN, MOST_PARTS, remove_folder, walk
 from tests.deep_support import cleared, dig
 from tests.fakes.gcs import GcsServer
 from tests.jobs_support import folder_for_all
-from tests.shim_support import find_pythons, make_job
+from tests.shim_support import each_python, make_job
 from tests.unit.shim.test_shim_bucket import MakeJob, maker
 
 __all__ = ["cleared"]
@@ -26,7 +26,7 @@ __all__ = ["cleared"]
 SOURCE = Path(tree_walk.__file__).read_text()
 
 
-@pytest.fixture(params=sorted(find_pythons().values()))
+@pytest.fixture(params=each_python())
 def python(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -15,7 +15,7 @@ import pytest
 from runtime.shim.notify import find_event
 from tests.fakes.gcs import GcsServer
 from tests.services_support import find_free_port
-from tests.shim_support import JOB, ShimJob, find_pythons, make_job
+from tests.shim_support import JOB, ShimJob, each_python, find_pythons, make_job
 from tests.unit.shim.test_shim_bucket import URL, maker
 
 PYTHONS = find_pythons()
@@ -117,9 +117,9 @@ def everything(job: ShimJob) -> str:
     return "".join(path.read_text(errors="replace") for path in files) + job.stdout + job.stderr
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_webhook_hears_once_of_a_job_that_ended_on_every_python(version: str, make: Make, receiver: Receiver) -> None:
-    job = make("exit 3", python=PYTHONS[version])
+@pytest.mark.parametrize("python", each_python())
+def test_webhook_hears_once_of_a_job_that_ended_on_every_python(python: str, make: Make, receiver: Receiver) -> None:
+    job = make("exit 3", python=python)
 
     assert job.run() == 1
     assert job.run() == 1

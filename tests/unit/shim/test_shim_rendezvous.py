@@ -22,10 +22,9 @@ from runtime.shim.rendezvous import Leader, NodeHeartbeat, own_address
 from runtime.shim.retry import decide
 from runtime.testing.metadata import MetadataServer
 from tests.fakes.gcs import GcsServer
-from tests.shim_support import JOB, ShimJob, find_pythons, make_job, processes_with, wait_for, wait_until_it_listens
+from tests.shim_support import JOB, ShimJob, each_python, make_job, processes_with, wait_for, wait_until_it_listens
 from tests.unit.shim.test_shim_bucket import URL, BucketJob
 
-PYTHONS = find_pythons()
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 QUICK = {"POLL_S": 0.1, "BEAT_S": 0.3}
 """Constants of the shim for tests that wait for another node to notice something."""
@@ -95,14 +94,14 @@ def said(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("version", sorted(PYTHONS))
-def test_nodes_run_their_ranks_with_one_place_to_meet(make: MakeGang, version: str) -> None:
+@pytest.mark.parametrize("python", each_python())
+def test_nodes_run_their_ranks_with_one_place_to_meet(make: MakeGang, python: str) -> None:
     script = (
         "echo $RANK/$WORLD_SIZE local $LOCAL_RANK node $RUNTIME_NODE_RANK of $RUNTIME_NUM_NODES at "
         "$MASTER_ADDR $RUNTIME_MASTER_ADDR $JAX_COORDINATOR_ADDRESS $MASTER_PORT; "
         "echo $RANK >$RUNTIME_OUTPUT_DIR/of-$RANK"
     )
-    gang = make(script, tasks_per_node=2, python=PYTHONS[version])
+    gang = make(script, tasks_per_node=2, python=python)
 
     assert gang.run() == [0, 0]
 

@@ -14,10 +14,9 @@ from runtime.shim import machine_secrets
 from runtime.testing.metadata import MetadataServer
 from tests.fakes.gcs import GcsServer
 from tests.fakes.google import GoogleServer
-from tests.shim_support import find_pythons, wait_for
+from tests.shim_support import each_python, wait_for
 from tests.unit.shim.test_shim_bucket import URL, BucketJob, maker
 
-PYTHONS = find_pythons()
 CANARY = b"canary-4711"
 PATIENCE = {"SECRETS_S": 2.0, "SECRETS_PAUSE_S": 0.01}
 RESOURCE = "projects/p/secrets/hf-token"
@@ -75,12 +74,12 @@ def list_with(folder: Path, value: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and value in path.read_bytes()]
 
 
-@pytest.mark.parametrize("version", sorted(PYTHONS))
+@pytest.mark.parametrize("python", each_python())
 def test_value_reaches_the_command_and_is_in_no_file_object_or_message(
-    make: Make, google: GoogleServer, bucket: GcsServer, tmp_path: Path, version: str
+    make: Make, google: GoogleServer, bucket: GcsServer, tmp_path: Path, python: str
 ) -> None:
     google.put_secret("hf-token", CANARY)
-    made = make('echo ${#HF_TOKEN} ${HF_TOKEN#canary-}; : >"$CLOCK"; sleep 600', python=PYTHONS[version])
+    made = make('echo ${#HF_TOKEN} ${HF_TOKEN#canary-}; : >"$CLOCK"; sleep 600', python=python)
     running = tmp_path / "running"
     shim = made.start(CLOCK=str(running))
     wait_for(running.exists, "the command")
