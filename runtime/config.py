@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.file_trust import check_own, check_size, check_trusted, read_file, write_private
-from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"
 DEFAULT_STACK_FILE: Final = "default-stack"

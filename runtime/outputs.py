@@ -14,13 +14,13 @@ import json
 import re
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, TypeAlias
 
 from runtime.errors import InvalidContract, NotPossible, RequestRefused
 from runtime.schema import UNREADABLE, Reader, join
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass, field, fields, is_dataclass
 
 SCHEMA: Final = 1
 NEEDS_RUNTIME: Final = "0.1"

@@ -13,13 +13,13 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from runtime.errors import InvalidValue
 from runtime.units import format_duration, parse_duration, parse_size
-from runtime.values import MISSING, dataclass, fields, is_dataclass
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,7 +22,6 @@ from runtime.records.totals import Tally, open_tasks
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle

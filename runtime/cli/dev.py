@@ -67,10 +67,11 @@ def dev(
 
     Exit codes: with `--once` the command's own; otherwise 0 given back, 1 lost, 124 time limit, 130 left at once.
     """
+    from dataclasses import replace
+
     from runtime.client.jobs.dev import Folder, open_machine
     from runtime.client.jobs.prepare import LaunchOptions
     from runtime.config import load_settings
-    from runtime.values import replace
 
     flags: dict[str, Any] = {
         "name": name,

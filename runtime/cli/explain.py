@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -20,7 +21,6 @@ from runtime.client.tasks.task_facts import read_worker
 from runtime.end_reasons import Explanation
 from runtime.errors import RequestRefused
 from runtime.stack.open import open_stack
-from runtime.values import replace
 
 
 def explain(

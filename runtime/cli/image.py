@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,6 @@ from runtime.images.push import PushResult, ensure_all_pushed, find_targets, hea
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool, pull_commands
 from runtime.units import format_size
-from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.images.push import PushTarget

@@ -229,10 +229,11 @@ def _export(
     folder: Path,
     output: OutputFormat,
 ) -> int:
+    from dataclasses import replace
+
     from runtime.client.jobs.prepare import prepare
     from runtime.launchers.base import Exports
     from runtime.launchers.registry import get_launcher
-    from runtime.values import replace
 
     target = request.choose_targets(names, settings)[0]
     launcher = get_launcher(target.kind)

@@ -28,9 +28,9 @@ from runtime.cli.console import (
     say_block,
     write_json,
 )
+from runtime.json_values import encode
 from runtime.sanitize import clean_line
 from runtime.units import format_duration, format_time
-from runtime.values import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

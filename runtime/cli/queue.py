@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Final
@@ -35,7 +36,6 @@ from runtime.stack.open import open_stack
 from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.wire import task_fields
 from runtime.units import count_noun
-from runtime.values import fields
 
 if TYPE_CHECKING:
     from runtime.end_reasons import EndReason

@@ -9,7 +9,7 @@ from typer import Argument
 
 from runtime.cli.console import note_block, say_block, write_json
 from runtime.errors import RuntimeFailure, WorkFailed
-from runtime.values import encode
+from runtime.json_values import encode
 
 # Words after PROJECT WORKFLOW belong to the workflow, options and `--help` included.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,6 @@ from runtime.file_trust import write_private
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack
 from runtime.units import parse_duration
-from runtime.values import fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.job_cache import JobFilter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
@@ -31,7 +32,6 @@ from runtime.client.tasks.status import (
 from runtime.client.tasks.task_facts import WorkerStatus
 from runtime.tasks.model import TaskState
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.jobs.job_cache import JobLine

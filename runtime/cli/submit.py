@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,6 @@ from runtime.cli.submit_options import ArtifactOptions, PackageOptions
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
-from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.build import TaskOptions

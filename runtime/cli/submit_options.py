@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from runtime.errors import InvalidTask, RequestRefused
-from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.build import TaskOptions

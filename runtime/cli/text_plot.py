@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.cli.output import fit_text
 from runtime.client.metric_series import Curve
-from runtime.values import dataclass
 
 STYLES: Final = ("cyan", "yellow", "green", "red", "blue", "bold", "dim", "cyan")
 """Of the curves, one after the other."""

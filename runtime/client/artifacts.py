@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,6 @@ from runtime.records.base import RecordStore
 from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, ArtifactSpec, Version, is_tag
 from runtime.tasks.model import TaskState, check_new_experiment, experiment_digest, new_token
 from runtime.units import Span, count_noun, to_span
-from runtime.values import dataclass
 
 MOST_URL_BYTES: Final = 64 << 30
 _URL: Final = re.compile(r"(https?|gs|s3)://.+")

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -34,7 +35,6 @@ from runtime.outputs import (
 from runtime.stack.find import FoundStack, NothingThere, find_stack, is_location, read_stack
 from runtime.system import system
 from runtime.units import format_duration, format_size
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.config import Settings

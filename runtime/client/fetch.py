@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,6 @@ from runtime.shim.tree_walk import MOST_PARTS
 from runtime.snapshots.excludes import MARKER, make_output_folder
 from runtime.system import system
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.tasks.results import ListedTask

@@ -12,6 +12,7 @@ import inspect
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,7 +24,6 @@ from runtime.errors import RequestRefused
 from runtime.jobs.call import FunctionCall, PickledFunction
 from runtime.shim.call import dump, is_json
 from runtime.units import format_size
-from runtime.values import dataclass
 
 MOST_BYTES: Final = 32 << 20
 """Limit for a packed function, and for the arguments of a call."""

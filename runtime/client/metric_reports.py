@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from runtime.shim.metrics import SUM_SCHEMA
-from runtime.values import dataclass, field
 
 SHOWN: Final = 8
 """Names of which people see the last number while an attempt runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
@@ -16,7 +17,6 @@ from runtime.client.tasks.task_facts import read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
 from runtime.shim.call import to_number
-from runtime.values import dataclass
 
 MOST_SHOWN: Final = 8
 """Curves that are drawn in one picture."""

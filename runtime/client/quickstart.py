@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final, Protocol, Self
@@ -39,7 +40,6 @@ from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.units import count_noun
-from runtime.values import dataclass, field, replace
 
 EXPERIMENT: Final = "curation"
 SHARDS: Final = 32

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,6 @@ from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
 from runtime.sanitize import CleanLogger
 from runtime.tasks.model import Task, experiment_digest
 from runtime.tasks.wire import decode_task
-from runtime.values import dataclass
 
 SHORTEST_PREFIX: Final = 4
 LAST: Final = "last"

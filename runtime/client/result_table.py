@@ -11,10 +11,11 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.errors import InvalidValue, UnknownName
-from runtime.values import dataclass, encode, fields
+from runtime.json_values import encode
 
 _CONDITION: Final = re.compile(r"\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _APART: Final = ("params", "metrics", "metric_ranges")

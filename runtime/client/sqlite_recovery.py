@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,6 @@ from runtime.records.sqlite_file import (
 from runtime.system import system
 from runtime.tasks.model import TERMINAL_STATES
 from runtime.tasks.wire import decode_stored
-from runtime.values import dataclass
 
 PATIENCE_S: Final = 10.0
 """Longest wait for the file's lock; other processes hold it for one transaction."""

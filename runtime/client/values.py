@@ -6,10 +6,10 @@ import json
 import pickle
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import NotPossible, WorkFailed
-from runtime.values import dataclass
 
 
 class CallFailed(WorkFailed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,6 @@ from runtime.clusters.pending_requests import explain_requests, make_offers
 from runtime.clusters.reap_policy import Suspicion
 from runtime.clusters.warm_nodes import count_wanted
 from runtime.units import count_noun
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.clusters.pools import Pool

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
-
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.outputs import ClusterOutput

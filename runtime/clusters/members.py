@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,6 @@ from runtime.clusters.nodes import (
 )
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.outputs import is_pool_resource
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from runtime.clusters.reaper import ReapRun
 from runtime.clusters.reaper_state import ReaperState, write_whole
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.tpu_shapes import find_shape, is_known
-from runtime.values import dataclass, field
 
 CLUSTER_LABEL: Final = "ray-cluster-name"
 KIND_LABEL: Final = "ray-node-type"

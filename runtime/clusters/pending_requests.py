@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from runtime.clusters.nodes import ALIVE, TpuNode, count_chips
 from runtime.clusters.pools import Pool
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 _HEAD: Final = re.compile(r"TPU-(?P<type>.+)-head")
 """The resource that only the first host of a slice has."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,6 @@ from runtime.clusters.reaper import API, Removal
 from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
 from runtime.stack.google_api import GoogleRefused
 from runtime.units import format_duration, format_time
-from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView

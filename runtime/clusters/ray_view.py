@@ -12,10 +12,10 @@ import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.values import dataclass, field, replace
 
 PATIENCE_S: Final = 10
 _WORK: Final = ("CPU", "TPU", "GPU")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -26,7 +27,6 @@ from runtime.clusters.nodes import (
     count_hosts,
 )
 from runtime.units import format_duration
-from runtime.values import dataclass
 
 
 class Suspicion(StrEnum):

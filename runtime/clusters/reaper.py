@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -29,7 +30,6 @@ from runtime.clusters.reap_policy import BOUNDS, DeadResource, ReapPlan, ReapTim
 from runtime.clusters.reaper_state import ReaperState, back_off, forgive, recall_seen, waits_until
 from runtime.errors import InfrastructureFailure, explain_briefly
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
-from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.stack.google_api import GoogleApi

@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, InvalidValue
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass, field, replace
 
 FIRST_PAUSE: Final = timedelta(seconds=45)
 LONGEST_PAUSE: Final = timedelta(minutes=10)

@@ -9,6 +9,7 @@ done. Only the steps after the head's restart are done once more by each command
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -16,7 +17,6 @@ from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.faults import reach
 from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.units import count_noun, format_time
-from runtime.values import dataclass
 
 
 class RestartStep(StrEnum):

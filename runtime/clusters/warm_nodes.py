@@ -9,11 +9,11 @@ in it stays.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.clusters.nodes import ALIVE
 from runtime.outputs import is_pool_resource, pool_resource
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.nodes import TpuNode

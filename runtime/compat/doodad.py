@@ -159,9 +159,10 @@ def run_experiment(
 
 
 def _check_keywords(more: Mapping[str, Any]) -> None:
+    from dataclasses import fields
+
     from runtime.experiments.queues import TERMS
     from runtime.jobs.spec import JobSpec
-    from runtime.values import fields
 
     taken = {each.name for each in fields(JobSpec)} - {"command", "call", "name", "shell", "image", "outputs"} | {
         *TERMS

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -19,7 +20,6 @@ from runtime.experiments.calls import Call, Calls
 from runtime.shim.call import Run
 from runtime.shim.files import METRICS
 from runtime.tasks.model import check_new_experiment
-from runtime.values import replace
 
 HERE: Final = "here"
 """The target that is this process itself."""

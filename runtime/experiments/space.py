@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.schema import find_unencodable
 from runtime.shim.call import is_json
-from runtime.values import dataclass
 
 MOST_WHOLE: Final = 2**53
 """Beyond it a float holds not every whole number."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RequestRefused, WorkFailed, explain_briefly
 from runtime.experiments.space import Space, show
 from runtime.units import count_noun
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     import optuna

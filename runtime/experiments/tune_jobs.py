@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, Final
 
 from runtime.client.jobs.calls import fields_of_call
@@ -27,7 +28,6 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import job_folder
 from runtime.snapshots.snapshot import Snapshot
-from runtime.values import replace
 
 FOLDER: Final = "studies"
 _STUDY: Final = "study.json"

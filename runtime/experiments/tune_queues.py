@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.client.functions import make_call
@@ -23,7 +24,6 @@ from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, CALLS_FILE
 from runtime.tasks.model import FunctionEntry, Task, task_id
-from runtime.values import dataclass
 
 STUDY: Final = "study"
 """Field of a call's request that says which study it is a trial of."""

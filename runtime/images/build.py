@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +22,6 @@ from runtime.images.tools import (
     run_build,
     run_quietly,
 )
-from runtime.values import dataclass
 
 CUDA_BASE: Final = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 DEFAULT_FILE: Final = Path("docker/worker.Dockerfile")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -14,7 +15,6 @@ from runtime.images.registry import ImageManifest, ImageRegistry, login_hint
 from runtime.images.source import LATEST, ImageSource, source_of_labels
 from runtime.images.tools import LocalImage, Tool, ToolCommand, find_image, push_commands, run_quietly
 from runtime.outputs import StackOutputs
-from runtime.values import dataclass
 
 DEFAULT_REGISTRY: Final = "images"
 KNOWN_NAMES: Final = ("worker", "worker-cuda", "cluster")

@@ -17,13 +17,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
-from runtime.values import dataclass
 
 _ACCEPT: Final = ", ".join(
     (

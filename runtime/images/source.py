@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.units import format_time
-from runtime.values import dataclass
 
 LATEST: Final = "latest"
 DIRTY: Final = "-dirty"

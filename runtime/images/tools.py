@@ -13,13 +13,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible, WorkFailed
 from runtime.images.registry import is_local
-from runtime.values import dataclass, field
 
 PIP_SECRET: Final = "pip"
 """Id of the build secret that holds pip's settings; the Dockerfiles mount it."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtime.schema import describe
-from runtime.values import dataclass, field
 
 ANY_PYTHON: Final = "python3"
 

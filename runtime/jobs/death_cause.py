@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import dataclass
 from typing import Final
-
-from runtime.values import dataclass
 
 CLOSE: Final = 10
 """Lines that may follow an exception which ended the command: what its exit handlers print."""

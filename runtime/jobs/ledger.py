@@ -25,6 +25,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -35,7 +36,6 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import MAX_INDICES, JobState
 from runtime.system import system
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
@@ -12,7 +13,6 @@ from runtime.shim.common import BEAT_S
 from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 from runtime.system import system
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass
 
 STILL_S: Final = 1.3 * BEAT_S
 """Seconds without a change after which a counter counts as standing still."""

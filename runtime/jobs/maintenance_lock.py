@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from runtime.errors import InfrastructureFailure, InvalidValue
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import now
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass
 
 FILE: Final = "restart/hold"
 LASTS: Final = timedelta(hours=1)

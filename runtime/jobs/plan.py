@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,6 @@ from runtime.config import Settings
 from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue
 from runtime.jobs.spec import JobSpec, JobState, SecretRef, secret_refs
-from runtime.values import dataclass, field
 
 
 class Fidelity(StrEnum):

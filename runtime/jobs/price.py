@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
 from typing import Final
 
 from runtime.errors import NotPossible, RequestRefused
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass
 
 LIMIT: Final = "limits.max_hourly_cost"
 """The setting that bounds what one launch may cost by the hour."""

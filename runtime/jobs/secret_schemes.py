@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.spec import SecretRef
-from runtime.values import dataclass
 
 
 class SecretReader(StrEnum):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from runtime.errors import RequestRefused
 from runtime.units import format_size, parse_size
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

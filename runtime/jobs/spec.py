@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -24,7 +25,6 @@ from runtime.shim.common import NOTIFY
 from runtime.tasks.container import Mount
 from runtime.tasks.notification_sinks import Sink, named_schema
 from runtime.units import format_duration, format_size
-from runtime.values import dataclass, field, replace
 
 MAX_INDICES: Final = 100_000
 MAX_RANKS: Final = 100_000

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -15,7 +16,6 @@ from runtime.jobs.call import FunctionCall
 from runtime.jobs.size_ranges import Range
 from runtime.jobs.spec import Array, JobSpec
 from runtime.schema import Size
-from runtime.values import MISSING, fields, is_dataclass, replace
 
 SPEC_SCHEMA: Final = 1
 ID_LETTERS: Final = 24

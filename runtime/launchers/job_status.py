@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from runtime.end_reasons import EndReason
@@ -25,7 +26,6 @@ from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher
 from runtime.shim.common import DUPLICATE
 from runtime.system import system
-from runtime.values import replace
 
 GONE: Final = (EndReason.LOST, EndReason.NODE_FAILED, EndReason.PREEMPTED)
 """Ends of a native job after which its runs may be started again, if the backend itself starts nothing."""

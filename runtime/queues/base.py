@@ -6,13 +6,13 @@ A queue delivers; the record store that it settles into is the truth. Delivery m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Protocol, runtime_checkable
 
 from runtime.records.base import RecordExists, RecordStore, ResultStore, is_unwritten, settle_record
 from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import Task
-from runtime.values import dataclass, field
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_LEASE: Final = timedelta(seconds=30)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
@@ -19,7 +20,6 @@ from runtime.records.control_commands import pause_order, resume_order
 from runtime.system import system
 from runtime.tasks.history import EndedNote, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_token
-from runtime.values import dataclass, replace
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 

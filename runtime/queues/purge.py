@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -22,7 +23,6 @@ from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
-from runtime.values import dataclass, replace
 
 log = CleanLogger(__name__)
 

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -38,7 +39,6 @@ from runtime.shim.tree import GuardedFolder, UnsafeName
 from runtime.system import system
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.shim.file_manifest import Found, Status

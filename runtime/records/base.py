@@ -8,6 +8,7 @@ layout that people read with plain tools.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,7 +18,6 @@ from runtime.errors import RuntimeFailure
 from runtime.records.control_commands import ControlCommand, QueueControl
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.records.artifacts import ArtifactStore

@@ -15,6 +15,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -42,7 +43,6 @@ from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
-from runtime.values import replace
 
 SCHEMA: Final = 1
 MERGED: Final = "merged"

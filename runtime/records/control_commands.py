@@ -8,12 +8,12 @@ person who gives it. docs/decisions/order-log.md has the reasons.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 from runtime.system import system
-from runtime.values import dataclass, field
 
 FIRST_OWN_NUMBER: Final = 1 << 32
 """Manifest parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so

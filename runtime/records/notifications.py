@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from runtime.sanitize import CleanLogger
 from runtime.tasks.notification_sinks import TaskSink, check_task_sink, read_sinks, sink_fields
 from runtime.tasks.notifications import Notification
 from runtime.units import format_time
-from runtime.values import dataclass, field
 
 _WHO: Final = ("experiment", "queue", "owner", "task", "generation", "token")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,7 +18,6 @@ from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, exper
 from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.model import experiment_digest, hex_digest
-from runtime.values import replace
 
 # Loading executors takes a while, and a worker on the embedded file never uses them.
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from runtime.records.blobs.folder import sync
 from runtime.shim.tree_walk import walk
-from runtime.values import dataclass, field
 
 _SAID: Final = 5
 """How many of the left-out files are named."""

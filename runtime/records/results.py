@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -22,7 +23,6 @@ from runtime.system import system
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark, mark_of
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, experiment_digest, new_token
-from runtime.values import replace
 
 NOTE_LOG_BYTES: Final = 8 * 1024
 MARKS_COUNTED: Final = 10_000

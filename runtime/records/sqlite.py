@@ -10,6 +10,7 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,6 @@ from runtime.records.transitions import count, take_out
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
 from runtime.tasks.wire import decode_stored
-from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.records.blobs.folder import FolderBlobs

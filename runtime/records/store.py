@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,6 @@ from runtime.records.results import BlobTotals
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import TaskState, hex_digest, new_token
-from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.records.artifacts import ArtifactStore

@@ -8,12 +8,12 @@ for each thousand, so its frequency follows from its duration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from runtime.records.base import ManifestStore, Totals
 from runtime.system import system
 from runtime.tasks.model import TaskState
-from runtime.values import dataclass
 
 SHARE: Final = 10
 """Recounts take at most one second in this many."""

@@ -9,10 +9,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from runtime.errors import NotPossible, StoreUnsafe
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore

@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from runtime.snapshots.secret_files import find_secrets
-from runtime.values import dataclass
 
 LONGEST_DIFF: Final = 1_000_000
 _DIFF: Final = (

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +24,6 @@ from runtime.snapshots.cache import CachedFile, SnapshotCache
 from runtime.snapshots.git import ask_git
 from runtime.snapshots.secret_files import find_secret_files
 from runtime.units import format_size
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,6 @@ from runtime.queues.base import DEFAULT_QUEUE
 from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import format_duration, format_time, parse_time
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     import subprocess

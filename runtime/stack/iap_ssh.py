@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from runtime.errors import NotPossible
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.outputs import ClusterOutput, StackOutputs

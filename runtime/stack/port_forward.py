@@ -9,12 +9,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.stack.iap_ssh import render_ssh
 from runtime.system import system
-from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.stack.iap_ssh import HeadWay

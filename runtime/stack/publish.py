@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +31,6 @@ from runtime.snapshots.worker_code import ask_git
 from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
 from runtime.system import system
 from runtime.units import parse_time
-from runtime.values import dataclass
 
 WRITE_PATIENCE: Final = timedelta(seconds=60)
 

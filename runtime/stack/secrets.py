@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -20,7 +21,6 @@ from runtime.outputs import SecretOutput, StackOutputs, need_output
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 from runtime.system import system
 from runtime.units import parse_time
-from runtime.values import dataclass
 
 MAX_BYTES: Final = 65_536
 """https://cloud.google.com/secret-manager/quotas#content_limits"""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
 from runtime.errors import InvalidTask
-from runtime.values import dataclass, field
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 EVERY: Final = timedelta(minutes=1)

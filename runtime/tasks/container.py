@@ -8,12 +8,12 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask
 from runtime.schema import describe
-from runtime.values import dataclass
 
 _TAKEN: Final = ("/", "/proc", "/sys", "/dev")
 """Folders that every container has of its own."""

@@ -8,11 +8,11 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.tasks.grid_ranges import FORMS, NoSpread, read_spread
 from runtime.tasks.model import CommandEntry, WorkflowEntry
-from runtime.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from runtime.end_reasons import EndReason
 from runtime.tasks.model import Task, TaskState, new_token
-from runtime.values import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

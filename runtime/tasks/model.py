@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -19,7 +20,6 @@ from runtime.system import system
 from runtime.tasks.artifacts import NO_ARTIFACTS, ArtifactSpec, check_artifacts
 from runtime.tasks.canonical_json import canonical_json, plain_json, quote_json
 from runtime.tasks.notification_sinks import NO_SINKS, TaskSink, check_sinks
-from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from runtime.tasks.container import ContainerSpec

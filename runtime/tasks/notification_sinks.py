@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownName
-from runtime.values import dataclass, fields, replace
 
 _TOPIC: Final = r"projects/[a-z][-a-z0-9.:]{2,60}[a-z0-9]/topics/[A-Za-z][A-Za-z0-9._~+%-]{2,254}"
 _REFERENCE: Final = r"(?!https?:)[a-z][a-z0-9+.-]*://[^\0\n]+"

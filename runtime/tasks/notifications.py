@@ -6,6 +6,7 @@ Equal ends have equal ids, whoever sends the message and however often.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,6 @@ from runtime.tasks.history import Record, Settlement
 from runtime.tasks.model import Task, TaskState, experiment_digest, hex_digest
 from runtime.tasks.notification_sinks import TaskSink, sink_fields
 from runtime.units import count_noun, format_time
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +21,6 @@ from runtime.errors import explain_briefly
 from runtime.system import system
 from runtime.tasks.history import EndedNote, History, InvalidMessage, Lease, Record, Release, Settlement, mark_of
 from runtime.tasks.model import Task, TaskState, new_token
-from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -25,7 +26,6 @@ from runtime.jobs.price import Price
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.launchers.base import Launcher, ListsOwned
 from runtime.launchers.registry import get_launcher
-from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from runtime.testing.metadata import MetadataServer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,6 @@ from runtime.tasks.artifacts import NO_ARTIFACTS
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, FunctionEntry
 from runtime.tasks.retry_policy import RetryAt, backoff, judge_history, unstarted
-from runtime.values import replace
 from runtime.worker.artifact_saver import ArtifactSaver
 from runtime.worker.attempts.model import AttemptEnd
 from runtime.worker.control import ControlReader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -19,7 +20,6 @@ from runtime.errors import NotPossible, RuntimeFailure, StoreUnavailable
 from runtime.system import system
 from runtime.tasks.artifacts import CHECKPOINT, EVERY, Version, variable_of
 from runtime.tasks.model import Task
-from runtime.values import dataclass, field
 from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.attempts.scratch import remove_tree
 from runtime.worker.thread_calls import ThreadCalls

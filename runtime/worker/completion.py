@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import Drop, Settle, backoff, counts_against_worker, judge_end
 from runtime.units import count_noun, format_size
-from runtime.values import replace
 from runtime.worker.admission import Admission
 from runtime.worker.artifact_saver import ArtifactSaver
 from runtime.worker.attempts.model import AttemptEnd

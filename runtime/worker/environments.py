@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from runtime.shim.common import SetupFailed
 from runtime.shim.environment import CannotMake, GivenUp, find_environment
 from runtime.shim.tree_walk import remove_folder
 from runtime.snapshots.environment import Packages, fetch_packages
-from runtime.values import dataclass
 from runtime.worker.prerequisites import MakingFailed, Prerequisites
 from runtime.worker.worker_context import HeldLease
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InvalidValue
 from runtime.shim import notices as sources
-from runtime.values import dataclass
 
 PREEMPTED_EXIT: Final = 75
 """Exit code of a job's command that gives way to a notice and wants to be started again (EX_TEMPFAIL)."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.notifications import Notification
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.shim.notify import MessageSender

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.system import system
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, describe_complete, describe_end, find_notification
-from runtime.values import dataclass, field
 from runtime.worker.notification_queue import AT_ONCE, DueMessage, NotificationQueue
 from runtime.worker.thread_calls import ThreadCalls
 from runtime.worker.worker_context import WorkerContext

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal
 
 from runtime.queues.base import DEFAULT_LEASE
 from runtime.system import system
 from runtime.units import Span, read_span, to_span
-from runtime.values import dataclass, field
 
 EntryKind = Literal["workflow", "command", "function"]
 ENTRY_KINDS: Final[tuple[EntryKind, ...]] = ("workflow", "command", "function")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeAlias
@@ -13,7 +14,6 @@ from runtime.system import system
 from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry_policy import backoff, failed_instead
-from runtime.values import dataclass
 from runtime.worker.worker_context import HeldLease, WorkerContext
 
 REFUSALS: Final = 2

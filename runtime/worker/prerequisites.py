@@ -8,6 +8,7 @@ task: the task goes back to the queue for other workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
@@ -15,7 +16,6 @@ from runtime.end_reasons import EndReason
 from runtime.errors import RequestRefused
 from runtime.shim.common import SetupFailed
 from runtime.system import system
-from runtime.values import dataclass, field
 from runtime.worker.attempts.child_handle import LOG_TAIL_BYTES
 from runtime.worker.attempts.model import AttemptEnd
 from runtime.worker.thread_calls import ThreadCalls

@@ -8,6 +8,7 @@ and less often, so that a worker that lacks the right leaves the queue to the ot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,6 @@ from runtime.errors import NotPossible, RuntimeFailure, may_pass
 from runtime.stack.secret_selection import NotGranted
 from runtime.system import system
 from runtime.tasks.retry_policy import backoff, unstarted
-from runtime.values import dataclass, field
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.pending_settlements import PendingSettlements
 from runtime.worker.worker_context import HeldLease, WorkerContext

@@ -7,6 +7,7 @@ A result that is refused for a reason of its own is recorded as failed with that
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -16,7 +17,6 @@ from runtime.queues.base import SettleAnswer
 from runtime.system import system
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.retry_policy import backoff, failed_instead
-from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.notifying import write_ahead
 from runtime.worker.pending_settlements import REFUSALS, End, PendingSettlements, StuckSettlement

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import floor, inf
 from pathlib import Path
 from typing import Final, Literal
@@ -16,7 +17,6 @@ from typing import Final, Literal
 from runtime.errors import InvalidValue, NotPossible
 from runtime.tasks.model import NO_RESOURCES, Resources
 from runtime.units import count_noun, format_size
-from runtime.values import dataclass
 
 MOST_SLOTS: Final = 4_096
 _ROUNDING: Final = 1e-9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,6 @@ from runtime.shim.metrics import Reports
 from runtime.snapshots.worker_code import CodeIdentity
 from runtime.system import system
 from runtime.tasks.history import History, Lease
-from runtime.values import dataclass, field
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import METRICS
 from runtime.worker.attempts.work_trees import WorkTrees

@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +37,6 @@ from infra.settings.model import TpuCapacity, TpuPoolSettings
 from runtime.launchers.ray.resource_request import count_hosts
 from runtime.outputs import encode_outputs, parse_outputs
 from runtime.testing.launcher_bench import Bench, LauncherCase
-from runtime.values import replace
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import V4, sample_cluster
 from tests.services.gcloud_support import add_gcloud

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobResources, JobState, Tpu
 from runtime.outputs import RecordsOutput, encode_outputs, parse_outputs
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
-from runtime.values import replace
 from tests.services.head_support import LabHead, pool, require_ray
 from tests.services_support import PATIENCE_S, MotoServer, wait_until
 

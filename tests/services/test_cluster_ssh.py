@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.settings import RayTarget
 from runtime.outputs import encode_outputs
 from runtime.stack.iap_ssh import HeadWay
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer, names_of

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,7 +40,6 @@ from runtime.launchers.ray.client import WATCH_S
 from runtime.snapshots.snapshot import make_snapshot
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.metadata import MetadataServer
-from runtime.values import replace
 from tests.fakes.google import GoogleServer
 from tests.services.ray_cluster import HEAD_CPUS, NODE_CPUS, RayCluster
 from tests.services_support import MotoServer, wait_until

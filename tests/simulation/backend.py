@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -33,7 +33,6 @@ from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers import registry
 from runtime.shim.common import AGAIN, DUPLICATE, LOST
-from runtime.values import replace
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root, SimulatedHost
 from tests.simulation.shims import Shims, SimulatedAsked

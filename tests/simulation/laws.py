@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.client.tasks.redrive import RedriveResult
@@ -17,7 +17,6 @@ from runtime.records.control_commands import QueueControl
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.retry_policy import CRASHES_TO_BURY
-from runtime.values import replace
 from runtime.worker.attempts.model import AttemptEnd, AttemptOrder
 from runtime.worker.options import WorkerResult
 from runtime.worker.pending_settlements import DENIED_FOR_S

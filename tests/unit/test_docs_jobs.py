@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from runtime.jobs.spec_fields import leaf_fields
 from runtime.jobs.spec_file import load_yaml
 from runtime.launchers.processes.base import ProcessSettings
 from runtime.shim.common import AGAIN, DONE, DUPLICATE, FAILED, LOST, NEVER, REFUSED
-from runtime.values import fields
 from tests.commands_support import find_command_lines, find_problem
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -36,7 +36,7 @@ ROOT_MODULES = {
     "config",
     "schema",
     "outputs",
-    "values",
+    "json_values",
     "secret_detection",
     "tpu_shapes",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -13,7 +14,6 @@ from runtime.cli.output import Columns, OutputFormat, print_list
 from runtime.clusters.pools import read_pools
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.cli.clusters.common import SelectedClusters

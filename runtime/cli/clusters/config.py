@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
@@ -10,7 +11,6 @@ from runtime.cli.clusters.common import OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.output import OutputFormat, print_checks, print_json, print_list
 from runtime.clusters.pools import Pool, read_pools
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

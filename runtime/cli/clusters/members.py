@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -26,7 +27,6 @@ from runtime.cli.output import Columns, OutputFormat, confirm, print_list
 from runtime.clusters.members import MemberCapacity, MemberStep
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.members import MemberSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from runtime.cli.output import Columns, OutputFormat, format_count, print_list
 from runtime.clusters.pools import read_pools
 from runtime.clusters.reap_policy import Suspicion
 from runtime.units import count_noun, format_time, parse_duration
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.reap_policy import DeadResource

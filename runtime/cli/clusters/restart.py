@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -28,7 +29,6 @@ from runtime.cli.output import Columns, OutputFormat, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.port_forward import need_programs
 from runtime.units import count_noun, parse_duration
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.cli.clusters.common import SelectedClusters

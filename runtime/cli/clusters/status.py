@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,6 @@ from runtime.clusters.drift import Mismatch, PoolDrift
 from runtime.clusters.pools import read_pools
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
@@ -23,7 +24,6 @@ from runtime.cli.output import Columns, OutputFormat, confirm, print_list
 from runtime.clusters.head_config import NAMESPACE, STATE, STOPPED
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.nodes import ZoneView

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -24,7 +25,6 @@ from runtime.jobs.ledger import LedgerEntry, RunOutcome, as_damage, check_index,
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 _OWNER: Final = re.compile(r"(j-[0-9a-f]+)-(\d+)")
 _RUN: Final = re.compile(r"(.+)\.(\d+)", re.ASCII)

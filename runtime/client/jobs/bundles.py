@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.client.jobs.job_cache import remember_job
@@ -14,7 +15,6 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import NativeJob, job_folder
 from runtime.units import format_time
-from runtime.values import dataclass, replace
 
 RECORDS = "records"
 """Folder of a bundle that is a record root of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from runtime.client.functions import make_call
@@ -11,7 +12,6 @@ from runtime.client.tasks.task_snapshot import find_code_folder, import_root
 from runtime.config import working_folder
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.jobs.spec_fields import plain_value
-from runtime.values import replace
 
 
 def fields_of_call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from runtime.client.jobs.reconcile import KeptTarget, keep_target
 from runtime.client.jobs.targets import KnownRoot, OpenTarget
@@ -16,7 +17,6 @@ from runtime.launchers.ray.launcher import RayHost, RayLauncher
 from runtime.launchers.ray.settings import RaySettings, RayTarget, default_root
 from runtime.outputs import StackOutputs
 from runtime.stack.iap_ssh import HeadWay, find_way
-from runtime.values import replace
 
 
 def open_cluster_jobs(

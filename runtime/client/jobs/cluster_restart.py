@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from runtime.client.jobs.cluster_jobs import keep_cluster
@@ -27,7 +28,6 @@ from runtime.launchers.ray.names import note_name, split_name
 from runtime.launchers.ray.restart_notes import is_note, record_asked
 from runtime.system import system
 from runtime.units import count_noun
-from runtime.values import dataclass, replace
 
 LOCK_FOLDER: Final = "restart"
 END_S: Final = 120.0

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,6 @@ from runtime.jobs.spec_fields import held_ids
 from runtime.shim.dev_loop import BEAT, FOLDER, OVER
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot, survey
 from runtime.system import system
-from runtime.values import dataclass, replace
 
 CLIENT: Final = "client"
 """File for each client that has taken the machine over: `client.N`, the highest of which goes on with it."""

@@ -8,6 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
@@ -32,7 +33,6 @@ from runtime.jobs.spec import JobState
 from runtime.launchers.job_status import UNSEEN, ask
 from runtime.shim.retry import LOST_IN_A_ROW
 from runtime.units import count_noun, format_duration, format_size, format_time
-from runtime.values import dataclass
 
 TOLD_LINES: Final = 3
 UNCAUGHT: Final = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,6 @@ from runtime.jobs.spec_fields import ID_LETTERS
 from runtime.launchers.job_status import judge_jobs
 from runtime.system import system
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass, replace
 
 SHOWN: Final = 10
 _WHOLE_ID: Final = re.compile(f"j-[0-9a-f]{{{ID_LETTERS}}}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from runtime.jobs.run_config import FROZEN_LOCK, PINNED_LOCK
 from runtime.jobs.spec import EnvironmentManager, JobSpec
 from runtime.snapshots.environment import LOCK_OF
 from runtime.snapshots.snapshot import Snapshot, add_file
-from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.prepare import LaunchOptions

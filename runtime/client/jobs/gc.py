@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -36,7 +37,6 @@ from runtime.launchers.job_status import ask, judge_jobs
 from runtime.shim.bundle import build_shim
 from runtime.shim.files import FOLDED
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass
 
 SETTLED: Final = timedelta(minutes=2)
 """Age from which a running stray is taken for one: every cache of a shared folder shows its intent by then."""

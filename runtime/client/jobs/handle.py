@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stop
 from runtime.launchers.job_status import LIVES, UNSEEN, judge_job
 from runtime.system import system
 from runtime.units import Span, format_duration, format_time, read_span
-from runtime.values import replace
 
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,6 @@ from runtime.jobs.plan import JobIdentity, Target, owner_name
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.system import system
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass, field, fields, replace
 
 NEWEST: Final = 10
 """Number of newest jobs that an overview shows in any state."""

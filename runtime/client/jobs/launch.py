@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,6 @@ from runtime.snapshots.provenance import own_argv, read_repositories, without_se
 from runtime.snapshots.snapshot import Snapshot
 from runtime.system import system
 from runtime.units import count_noun, format_time
-from runtime.values import dataclass, replace
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _add_fields(
     if isinstance(job, JobSpec | LaunchRequest):
         raise RequestRefused(
             "fields were given beside a whole spec",
-            hint="runtime.values.replace(spec, …), or pass the fields of a job file",
+            hint="dataclasses.replace(spec, …), or pass the fields of a job file",
         )
     if not isinstance(job, Iterable):
         raise InvalidValue("job", job, "a function, the words of a command, or the fields of a job file")

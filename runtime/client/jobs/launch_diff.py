@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,6 @@ from runtime.file_trust import write_private
 from runtime.jobs.spec_fields import set_fields, spec_fields
 from runtime.system import system
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.jobs.prepare import PreparedLaunch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
@@ -26,7 +27,6 @@ from runtime.shim.common import CLAIMS, NOTIFY
 from runtime.shim.notify import DeliveryFailure, claim_name, deliver, find_event, make_claim, sent_name, wants
 from runtime.system import system
 from runtime.tasks.notification_sinks import Sink
-from runtime.values import dataclass
 
 QUIET_S: Final = 120.0
 """Age from which nobody is at work on a claim: a shim sends for half a minute."""

@@ -6,6 +6,7 @@ With `refresh` the others are asked too, at once; one that does not answer keeps
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.jobs.plan import Target
 from runtime.launchers.registry import get_launcher
 from runtime.system import system
-from runtime.values import replace
 
 AT_ONCE: Final = 8
 

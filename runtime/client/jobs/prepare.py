@@ -6,6 +6,7 @@ import os
 import posixpath
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,6 @@ from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, ma
 from runtime.system import system
 from runtime.tasks.notification_sinks import put_named
 from runtime.units import count_noun
-from runtime.values import MISSING, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.reused_artifacts import ReusedArtifact, Sources

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -35,7 +36,6 @@ from runtime.launchers.job_status import ELSEWHERE, FORGOTTEN, GONE, LIVES, judg
 from runtime.shim.common import NOTIFY
 from runtime.system import system
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 MOST_IN_VAIN: Final = 3
 """Number of native jobs in a row that may end before they begin an attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, job_folder
 from runtime.jobs.spec import JobState
 from runtime.shim.files import METRICS_SUM, VALUE
-from runtime.values import dataclass, field
 
 BATCH: Final = 200
 """Runs whose files are read in one exchange."""

@@ -13,6 +13,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +40,6 @@ from runtime.shim.bundle import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.system import system
 from runtime.units import format_time
-from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.reused_artifacts import ReusedArtifact

@@ -11,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,6 @@ from runtime.shim.file_manifest import copy_file
 from runtime.stack.open import open_stack
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
-from runtime.values import dataclass, replace
 
 
 class OpenVersion(Protocol):

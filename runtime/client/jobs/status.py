@@ -7,6 +7,7 @@ unknown and raises nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from runtime.launchers.job_status import UNSEEN, judge_jobs
 from runtime.shim.files import FOLDED, METRICS_SUM
 from runtime.shim.retry import LOSS, name_end, name_loss
 from runtime.system import system
-from runtime.values import dataclass, replace
 
 ATTEMPTS_SHOWN: Final = 20
 TIMED_RECENT: Final = 50

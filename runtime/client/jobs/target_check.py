@@ -11,6 +11,7 @@ import fcntl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +33,6 @@ from runtime.jobs.ledger import job_folder, read_object
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.system import system
 from runtime.units import format_duration
-from runtime.values import dataclass
 
 LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000

@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,7 +32,6 @@ from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.system import system
-from runtime.values import dataclass
 
 LOCAL: Final = "local"
 _OURS: Final = ("kind", "records", "stack", "defaults")

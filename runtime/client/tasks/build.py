@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import FunctionType
@@ -38,7 +39,6 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import Span, to_span
-from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.tasks.container import ContainerSpec

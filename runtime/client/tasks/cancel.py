@@ -8,6 +8,7 @@ embedded file records all of its tasks in one transaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +23,6 @@ from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.notifications import notification_of
 from runtime.tasks.wire import stand_in
-from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtime.config import Settings
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.tasks.model import is_content_id
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.tasks.task_snapshot import SubmittedCode

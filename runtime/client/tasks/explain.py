@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -25,7 +26,6 @@ from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState, experiment_digest
 from runtime.tasks.retry_policy import PREEMPTION_BUDGET, RetryAt, decide, failures_allowed
 from runtime.units import count_noun, format_duration, format_time
-from runtime.values import dataclass, replace
 
 PEEKED: Final = 1_000
 """Number of tasks of a queue among which a task's position is looked for."""

@@ -7,6 +7,7 @@ it and grows while the attempt runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ from runtime.records.base import RecordStore
 from runtime.system import system
 from runtime.tasks.history import EndedNote, StartedMark
 from runtime.tasks.model import TaskState
-from runtime.values import dataclass
 
 LOCAL_POLL_S: Final = 0.5
 REMOTE_POLL_S: Final = 5.0

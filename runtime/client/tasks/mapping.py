@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,6 @@ from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, TaskState, task_id
 from runtime.units import Span, count_noun
-from runtime.values import dataclass
 
 SLOT: Final = "{}"
 """Stands for the input in a text for `output`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.client.tasks.build import submitter
@@ -13,7 +14,6 @@ from runtime.tasks.history import Record
 from runtime.tasks.model import Task, new_token
 from runtime.tasks.notification_sinks import NO_SINKS, TaskSink, make_sinks
 from runtime.tasks.notifications import Notification
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

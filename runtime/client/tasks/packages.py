@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -15,7 +16,6 @@ from runtime.client.tasks.environment import ALLOWED
 from runtime.errors import InvalidValue, NotPossible
 from runtime.file_trust import check_size, read_file
 from runtime.snapshots.environment import LOCK_OF, Packages
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,6 @@ from runtime.client.tasks.task_snapshot import SubmittedCode
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
 from runtime.tasks.calls import CALL_PACKED, CALLS_FILE
 from runtime.tasks.model import FunctionEntry, is_plain
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.jobs.call import FunctionCall

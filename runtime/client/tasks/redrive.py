@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -21,7 +22,6 @@ from runtime.records.base import RecordStore
 from runtime.system import system
 from runtime.tasks.history import Mark, Record
 from runtime.tasks.model import Task, TaskState, next_generation
-from runtime.values import dataclass, replace
 
 BATCH: Final = 500
 """Tasks that are published together before their marks are closed."""

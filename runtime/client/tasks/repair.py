@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -14,7 +15,6 @@ from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import LIMITS, next_generation
-from runtime.values import dataclass, replace
 
 log = CleanLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import decode_task
-from runtime.values import dataclass, field
 
 BATCH: Final = 500
 """Tasks whose records are read together."""

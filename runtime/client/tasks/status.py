@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,6 @@ from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, experiment_digest
 from runtime.units import count_noun
-from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from runtime.tasks.id_set import IdSet

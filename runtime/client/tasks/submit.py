@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -58,7 +59,6 @@ from runtime.tasks.model import (
     check_new_experiment,
 )
 from runtime.units import Span, count_noun, read_span
-from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
     from runtime.client.values import End

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
@@ -12,7 +13,6 @@ from runtime.queues.base import Queue
 from runtime.records.base import RecordStore, WorkerSeen
 from runtime.tasks.history import History, Mark, Record
 from runtime.tasks.model import Task, TaskState
-from runtime.values import dataclass, field, fields, replace
 
 LIVE_FOR: Final = timedelta(seconds=90)
 """A worker reports every 30 s; after three reports missed it is silent."""

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,6 @@ from runtime.config import Settings, folders_above, load_project, working_folder
 from runtime.errors import NotPossible, RequestRefused
 from runtime.file_trust import check_trusted
 from runtime.system import system
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore

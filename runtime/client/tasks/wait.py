@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +22,6 @@ from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState, is_id
 from runtime.units import Span, count_noun, read_span
-from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.clusters.convert.commands import SetUp, read_container_commands, read_machine_commands
@@ -24,7 +25,6 @@ from runtime.clusters.convert.notes import (
 from runtime.clusters.nodes import count_chips, count_hosts
 from runtime.errors import InvalidValue, NotPossible
 from runtime.secret_detection import has_known_form
-from runtime.values import dataclass
 
 MOST_BYTES: Final = 1 << 20
 """Size of the largest cluster file that is read."""

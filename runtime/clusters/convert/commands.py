@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass, field
 from typing import Final
 
 from runtime.clusters.convert.container import add_variable
 from runtime.clusters.convert.notes import READS, Notes, holds_secret
 from runtime.outputs import is_free_variable
-from runtime.values import dataclass, field
 
 _NAME: Final = re.compile(r"--secret[=\s]+[\"']?(?P<name>[A-Za-z0-9_-]{1,255})[\"']?(?:\s|$)")
 _PROJECT: Final = re.compile(r"--project[=\s]+[\"']?(?P<project>[a-z][a-z0-9-]{4,28}[a-z0-9])[\"']?(?:\s|$)")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtime.clusters.convert.notes import Notes, holds_secret
 from runtime.outputs import is_free_variable
 from runtime.secret_detection import is_secret
-from runtime.values import dataclass, field
 
 _SHORT: Final = {"v": "volume", "e": "env", "m": "memory", "c": "cpu-shares"}
 _FLAGS: Final = frozenset({"privileged", "rm", "init", "detach", "interactive", "tty", "d", "i", "t", "it", "dit"})

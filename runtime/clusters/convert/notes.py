@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.errors import InvalidValue
 from runtime.secret_detection import find_secret_in_shell, has_known_form
-from runtime.values import dataclass
 
 READS: Final = re.compile(r"\bgcloud\s+secrets\s+versions\s+access\b(?P<rest>[^|;&><)]*)")
 """A command that reads a secret by its name."""

@@ -11,12 +11,12 @@ import errno
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.system import system
-from runtime.values import dataclass
 
 _PIECE: Final = 4 << 20
 CHANGES: Final = frozenset({"create", "link", "make_folder", "place", "put_piece", "remove", "write", "write_many"})

@@ -9,12 +9,12 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.spec_file import describe_syntax
 from runtime.units import parse_size
-from runtime.values import dataclass
 
 GPU_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HOSTNAME: Final = "kubernetes.io/hostname"

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from runtime.launchers.kubernetes.client import KubernetesCluster
 from runtime.launchers.kubernetes.render import FILES, MANAGED, MANAGED_BY, SLOTS, WAITING
 from runtime.launchers.kubernetes.states import is_unfinished
 from runtime.units import divide, parse_time
-from runtime.values import dataclass
 
 TABLE: Final = "research-runtime/slots"
 PATIENCE: Final = timedelta(minutes=15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
@@ -12,7 +13,6 @@ from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
 from runtime.secret_detection import looks_secret
-from runtime.values import dataclass, field, fields
 
 MOUNT: Final = "/runtime-records"
 """Where pods see the claim of the record root, or their own files of a root in a bucket."""

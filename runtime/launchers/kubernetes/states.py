@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,6 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.shim.common import AGAIN
 from runtime.units import parse_time
-from runtime.values import dataclass, replace
 
 Object = Mapping[str, Any]
 P = TypeVar("P", bound=Mapping[str, Any])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from runtime.end_reasons import EndReason, Explanation
@@ -39,7 +40,6 @@ from runtime.launchers.settings import read_target_settings
 from runtime.shim.containers import ENGINES
 from runtime.shim.files import CONTAINERS
 from runtime.system import system
-from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import OwnedResource
 from runtime.system import system
-from runtime.values import dataclass
 
 GRACE_S: Final = 70.0
 """How long shims may take to end their commands, whose grace nobody can read without the ledger; then all is killed."""

@@ -15,13 +15,13 @@ import os
 import secrets
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.file_trust import private_folder
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray.priority import Claim, Demand
-from runtime.values import replace
 
 FOLDER: Final = "/tmp/runtime-ray-turns"
 MOST_BYTES: Final = 1 << 14

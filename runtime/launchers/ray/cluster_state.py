@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.errors import InvalidValue
 from runtime.launchers.ray.placement import head_of
 from runtime.launchers.ray.resource_request import count_hosts
-from runtime.values import dataclass, field
 
 RECENT_S: Final = 1800.0
 """A refusal that is older than this says nothing about now."""

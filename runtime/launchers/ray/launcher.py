@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
 
 from runtime.end_reasons import Explanation
@@ -42,7 +43,6 @@ from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, 
 from runtime.launchers.ray.settings import RayTarget, check_settings, read_place
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
 from runtime.launchers.ray.submit_retry import submit_until_begun
-from runtime.values import replace
 
 SUBMISSION: Final = "submission.json"
 END_S: Final = 120.0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray.pending_reason import fits
 from runtime.launchers.ray.placement import list_firsts
 from runtime.units import count_noun
-from runtime.values import dataclass
 
 RANKS: Final = {priority: rank for rank, priority in enumerate(Priority)}
 """Higher goes first."""

@@ -13,6 +13,7 @@ records = "/shared/lab/runtime"
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,7 +24,6 @@ from runtime.launchers.ray.cluster_state import PoolView, read_pools
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import ClusterOutput, StackOutputs, need_output
 from runtime.stack.iap_ssh import HeadWay, find_way
-from runtime.values import dataclass
 
 _EXPECTED: Final = {"address": "http://HOST:8265, the address of the head's dashboard"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from runtime.end_reasons import EndReason, Explanation
@@ -12,7 +13,6 @@ from runtime.errors import RequestRefused
 from runtime.jobs.plan import LaunchPlan, NativeState
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.units import format_duration
-from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.launchers.slurm.client import SlurmClient

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -49,7 +50,6 @@ from runtime.launchers.slurm.explain import explain_failed, explain_pending, exp
 from runtime.launchers.slurm.field_support import INTERRUPTS, KEEPS
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Layout, SlurmRow
-from runtime.values import replace
 
 ANSWER_S: Final = 180.0
 """How long a launch waits for sbatch, which tries again by itself while the controller is busy."""

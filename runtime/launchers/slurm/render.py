@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from runtime.launchers.slurm.settings import GpuOption, Profile, SlurmSettings
 from runtime.launchers.slurm.states import MARK, Layout
 from runtime.tasks.container import Mount
 from runtime.units import divide, format_duration
-from runtime.values import dataclass
 
 SLACK: Final = timedelta(minutes=1)
 """Slurm counts minutes and looks twice in each: the shim's clock has to be the first to end."""

@@ -12,6 +12,7 @@ partition = "a100"
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, cast
@@ -20,7 +21,6 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Target
 from runtime.jobs.spec import JobSpec, Priority
 from runtime.launchers.settings import SettingsReader, read_target_settings
-from runtime.values import dataclass, field, replace
 
 
 class GpuOption(StrEnum):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from runtime.end_reasons import EndReason
 from runtime.jobs.plan import NativeStart, NativeState, OwnedResource
 from runtime.jobs.spec import JobState
-from runtime.values import dataclass
 
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
 OWNED_FORMAT: Final = "%F|%T|%V|%u|%j|%k"

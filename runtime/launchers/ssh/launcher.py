@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible
@@ -24,7 +25,6 @@ from runtime.launchers.processes.base import (
     spawn_shim,
 )
 from runtime.units import format_size
-from runtime.values import dataclass
 
 RECORDS: Final = "~/.local/share/research-runtime/jobs"
 SMALL_HOME: Final = 20 * 1024**3

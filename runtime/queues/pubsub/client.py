@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -19,7 +20,6 @@ from runtime.outputs import PubSubQueueOutput
 from runtime.sanitize import CleanLogger
 from runtime.system import system
 from runtime.units import count_noun, format_duration
-from runtime.values import dataclass
 
 if TYPE_CHECKING:
     import threading

@@ -7,6 +7,7 @@ tries and the place of a large payload are attributes, so that giving a task bac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Final
@@ -18,7 +19,6 @@ from runtime.tasks.history import InvalidMessage
 from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, Terms, check_experiment, task_id
 from runtime.tasks.wire import decode_task, encode_task, stand_in
 from runtime.units import format_time, parse_time
-from runtime.values import dataclass, field, replace
 
 INLINE_BYTES: Final = 1024 * 1024
 """Larger bodies go to the record store and the message refers to them.

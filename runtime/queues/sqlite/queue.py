@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,7 +32,6 @@ from runtime.sanitize import CleanLogger
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
-from runtime.values import replace
 
 # One statement, and so a transaction of its own: all else that a task needs is done when it enters.
 _PUT_ONE = "INSERT INTO tasks(id, experiment, generation, queue, rank, body) VALUES(?, ?, 1, ?, ?, ?)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from runtime.records.transitions import count, enter_new, queue_number, take_out
 from runtime.tasks.history import InvalidMessage, Record
 from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_stored, encode_task, stand_in
-from runtime.values import replace
 
 SUSPECT, ALONE = 1, 2
 """Flags of a task that waits or is held."""

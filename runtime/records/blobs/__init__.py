@@ -7,11 +7,10 @@ their parts joined by `/`, of letters, digits and `-_.+@=%`; no part begins with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
-
-from runtime.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

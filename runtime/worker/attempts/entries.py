@@ -52,7 +52,7 @@ _encode_value = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).enco
 
 
 def _encode_other(value: object) -> object:
-    from runtime.values import encode
+    from runtime.json_values import encode
 
     return encode(value)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure
-from runtime.values import dataclass, field
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -15,7 +16,6 @@ from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.plan import owner_name
 from runtime.jobs.spec import Backoff, JobSpec, JobState, Retry
 from runtime.system import system
-from runtime.values import replace
 from tests.simulation.choices import Choice
 from tests.simulation.scenarios.jobs import END_S, HEAL_S, TARGET, Site, draw_runs
 from tests.simulation.world import STEADY_CALL, World

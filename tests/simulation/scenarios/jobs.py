@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from runtime.jobs.ledger import DamagedFile, JobStatus
 from runtime.jobs.spec import Array, Backoff, JobSpec, JobState, Retry
 from runtime.snapshots.snapshot import Snapshot
 from runtime.system import system
-from runtime.values import replace
 from tests.simulation.backend import KIND, Cluster
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root, SimulatedHost

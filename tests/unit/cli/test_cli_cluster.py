@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.cli.clusters.stop import STOP_RAY
 from runtime.outputs import StackOutputs
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from runtime.cli.main import main
 from runtime.clusters import autoscaler_request
 from runtime.outputs import StackOutputs
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer

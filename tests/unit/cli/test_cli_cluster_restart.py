@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +23,6 @@ from runtime.jobs.lock import Lock
 from runtime.jobs.maintenance_lock import MaintenanceLock
 from runtime.launchers.ray.launcher import RayLauncher
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.gcs import GcsServer
 from tests.fakes.ray_head import RayHead

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from runtime.jobs.spec import Array, InvalidSpec, JobEnvironment, JobSpec, Place
 from runtime.queues.memory import MemoryQueue
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.model import CommandEntry, Task, WorkflowEntry
-from runtime.values import replace
 from tests.jobs_support import Terminal, open_terminal
 
 FORM = "hf_canary" + 20 * "a"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +31,6 @@ from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.restart_notes import is_note
 from runtime.launchers.ray.settings import RayTarget
-from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 from tests.services_support import PATIENCE_S
 

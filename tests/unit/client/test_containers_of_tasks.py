@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from runtime.tasks.container import ContainerSpec, Mount, MountMode, make_contai
 from runtime.tasks.model import CommandEntry, Task, Terms
 from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task
 from runtime.testing import sample_task
-from runtime.values import replace
 
 IMAGE = "ghcr.io/lab/train:1.4"
 CONTAINER = ContainerSpec(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry, SecretRef
 from runtime.launchers.processes.base import ProcessLauncher
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from runtime.values import replace
 from tests.copies_support import Copies
 from tests.jobs_support import as_somebody_else, folder_for_all
 from tests.shim_support import PATIENCE_S, kill_all, processes_with, signal_all, wait_for

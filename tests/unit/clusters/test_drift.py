@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,7 +15,6 @@ from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView
 from runtime.clusters.pools import Pool, read_pools
 from runtime.clusters.ray_view import DashboardUnreachable, RayJob, RayView, parse_jobs, parse_ray, read_jobs, read_ray
 from runtime.clusters.reap_policy import plan_reaping
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, NOW, PARENT, labels, member, member_labels, node
 from tests.fakes.faults import FaultyServer, Request, Response
 

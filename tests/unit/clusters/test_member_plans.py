@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from runtime.clusters.members import (
 from runtime.clusters.nodes import TpuNode
 from runtime.clusters.ray_view import RayView
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.values import replace
 from tests.cluster_support import member, member_labels, node
 from tests.infra.render_support import V4, V5E, sample_cluster
 

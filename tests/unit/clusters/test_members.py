@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,6 @@ from runtime.clusters.ray_view import DashboardUnreachable, RayView
 from runtime.clusters.reaper import Reaper
 from runtime.errors import NotPossible
 from runtime.stack.google_api import GoogleApi, GoogleRefused
-from runtime.values import replace
 from tests.cluster_support import CLUSTER, NOW, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of

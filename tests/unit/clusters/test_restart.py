@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,7 +24,6 @@ from runtime.clusters.restart import (
 )
 from runtime.faults import FaultReached
 from runtime.jobs.maintenance_lock import MaintenanceLock
-from runtime.values import replace
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOLD = MaintenanceLock(token="t", by="ada@desk", since=NOW, renewed=NOW, session="old")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from runtime.clusters.nodes import TpuNode
 from runtime.clusters.pools import Pool
 from runtime.clusters.warm_nodes import Wish, count_asked, merge_request, plan_buffers
-from runtime.values import replace
 from tests.cluster_support import labels, member, node
 
 HOUR = timedelta(hours=1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,6 @@ from runtime.launchers.ray.resource_request import count_hosts
 from runtime.launchers.ray.settings import RayTarget, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.stack.iap_ssh import HeadWay
-from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 from tests.services_support import wait_until
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from runtime.jobs.spec import Priority
 from runtime.launchers.ray import board as boards
 from runtime.launchers.ray.board import MOST_BYTES, SILENT_S, Board, decode_claim, encode_claim
 from runtime.launchers.ray.priority import Claim, Demand
-from runtime.values import replace
 
 DEMAND = Demand(job="j-1", owner="ada", priority=Priority.HIGH, kind="CPU", need={"CPU": 2.0}, places=2)
 CLAIM = Claim(demand=DEMAND, waiting=3, since=7.5)

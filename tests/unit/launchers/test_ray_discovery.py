@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,6 @@ from runtime.launchers.ray import client, launcher
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.launcher import RayLauncher, render_submission
 from runtime.launchers.ray.settings import RayTarget
-from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

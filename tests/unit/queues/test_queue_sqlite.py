@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,7 +41,6 @@ from runtime.system import system
 from runtime.tasks.history import EndedNote, Lease, Release
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
-from runtime.values import replace
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
 from tests.services_support import wait_readable, wait_until
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.memory import MemoryBlobs
 from runtime.shim import file_manifest
 from runtime.tasks.artifacts import Version
-from runtime.values import replace
 from runtime.worker.content_cache import ContentCache
 
 FIRST = Version(1, 1, 1, "token", "t-1", "model")

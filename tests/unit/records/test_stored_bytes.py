@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,6 @@ from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import CommandEntry, TaskState
 from runtime.testing import sample_task
-from runtime.values import replace
 
 NOON, MIDNIGHT = datetime(2026, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
 

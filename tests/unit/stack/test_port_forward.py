@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from runtime.launchers.ray.settings import RayTarget
 from runtime.stack import port_forward
 from runtime.stack.iap_ssh import HeadWay
 from runtime.stack.port_forward import TunnelFailed, open_forward
-from runtime.values import replace
 from tests.services_support import wait_until
 from tests.shim_support import is_running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,7 +20,6 @@ from runtime.tasks.retry_policy import (
     decide,
 )
 from runtime.testing import sample_task
-from runtime.values import replace
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -18,7 +19,6 @@ from runtime.tasks.notification_sinks import ENDS, TaskSink, find_named, make_si
 from runtime.tasks.notifications import Notification, choose_sinks, describe_complete, describe_end, find_notification
 from runtime.tasks.wire import decode_stored, decode_task, encode_task
 from runtime.testing import sample_task
-from runtime.values import replace
 
 CANARY = "canary-4711"
 TOPIC = "projects/our-lab/topics/ends"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from runtime.queues.memory import MemoryQueue
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
-from runtime.values import replace
 from runtime.worker.attempts.model import AttemptEnd
 from runtime.worker.completion import AttemptLogs, Completion
 from runtime.worker.metrics import WorkerMetrics

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState
 from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.wire import decode_task
 from runtime.testing import sample_task
-from runtime.values import replace
 from runtime.worker.attempts.model import AttemptOrder
 from runtime.worker.options import WorkerOptions
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets
