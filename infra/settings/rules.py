@@ -62,7 +62,6 @@ GOOGLES_ADDRESSES: Final = 4
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 at most"
 _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
-_MOST_CHIPS: Final = 10_000_000
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'+/=?^_{|}~-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
