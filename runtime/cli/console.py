@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import IO, Any
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _MARK = "\ufdd0" + os.urandom(8).hex()
 """Begins the mark of a style. No text of others can hold it, because it is another in each process."""

@@ -13,9 +13,8 @@ from typer import Option
 
 from runtime.cli import job_options
 from runtime.cli.commands import OutputOption
-from runtime.cli.console import ask, note, write_log
+from runtime.cli.console import INTERRUPTED, ask, note, write_log
 from runtime.cli.launch import STDIN, TIMED_OUT, build_request, print_dry_run, read_gpus
-from runtime.cli.main import INTERRUPTED
 from runtime.cli.output import OutputFormat, describe_state
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.units import count_noun, format_duration

@@ -13,8 +13,7 @@ from typer import Option
 
 from runtime.cli import job_options
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption
-from runtime.cli.console import ask, note, note_block, say, write_log, write_text
-from runtime.cli.main import INTERRUPTED
+from runtime.cli.console import INTERRUPTED, ask, note, note_block, say, write_log, write_text
 from runtime.cli.output import OutputFormat, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.console import note, write_log
+from runtime.cli.console import INTERRUPTED, note, write_log
 from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller
-from runtime.cli.main import INTERRUPTED
 from runtime.client.resolve_id import IdKind, get_task_id, identify, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log, read_logs
 from runtime.client.tasks.task_facts import read_standing

@@ -14,6 +14,7 @@ import os
 import sys
 
 from runtime.cli import console
+from runtime.cli.console import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib costs 3 ms)
 
-INTERRUPTED = 130
 READER_LEFT = 141
 _GARBAGE_AFTER = 100_000
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.console import note, say, say_block, write_text
-from runtime.cli.main import INTERRUPTED
+from runtime.cli.console import INTERRUPTED, note, say, say_block, write_text
 from runtime.cli.output import (
     Columns,
     OutputFormat,

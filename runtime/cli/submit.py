@@ -13,8 +13,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption, StackOption
-from runtime.cli.console import note, say, write_json
-from runtime.cli.main import INTERRUPTED
+from runtime.cli.console import INTERRUPTED, note, say, write_json
 from runtime.cli.output import OutputFormat, format_count, note_skew, print_json, progress
 from runtime.cli.submit_options import ArtifactOptions, PackageOptions
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.console import note
+from runtime.cli.console import INTERRUPTED, note
 from runtime.cli.jobs import OnOption, detached, is_job, open_jobs, short, stuck_teller
-from runtime.cli.main import INTERRUPTED
 from runtime.cli.output import OutputFormat, describe_state, format_count, print_json, progress
 from runtime.client.resolve_id import IdKind, identify, recall_last
 from runtime.errors import InfrastructureFailure, RequestRefused

@@ -12,15 +12,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from runtime.client.jobs.end_times import ended_silently, read_ends
+from runtime.client.jobs.record_removal import clear_record, end_processes, list_claims, remove_ends
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
-from runtime.jobs import ledger, open_jobs
+from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
@@ -28,7 +29,6 @@ from runtime.jobs.indices import open_runs
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
 from runtime.jobs.log_follower import find_living
-from runtime.jobs.notices import drop_notices
 from runtime.jobs.plan import NativeState, OwnedResource
 from runtime.jobs.run_config import find_unnoted
 from runtime.jobs.spec import JobState
@@ -389,7 +389,7 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
             if any(not _remove_secrets(status, files, owner) for status in holding):
                 return [f"the files of secrets of job `{job}`: it is being started again"]
         case "processes":
-            return _end_processes(job, place)
+            return end_processes(job, place)
         case _:
             return _remove_job(garbage, place, owner)
     return []
@@ -408,7 +408,7 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
             return left
         lock.take(patience_s=_LAUNCHED_S, wait=False)
     try:
-        claims = _list_claims(job, place)
+        claims = list_claims(job, place)
         changed = _find_change(garbage, place)
         if changed or not lock.is_held():
             return [f"job `{job}`: {changed or 'another command is at work on it'}"]
@@ -437,7 +437,7 @@ def _make_room(garbage: Garbage, place: OpenTarget) -> list[str]:
         # All that is known of the job goes with this file, so what only its record leads to goes first.
         if left := _remove_natives(garbage, place):
             return left
-        _remove_ends(job, files)
+        remove_ends(job, files)
         files.remove(f"{job_folder(job)}/{FOLDED}")
     return []
 
@@ -487,62 +487,12 @@ def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:
     return launcher.remove(place.target, launcher.owned(place.target, place.host, job=garbage.name), place.host)
 
 
-def _list_claims(job: str, place: OpenTarget) -> set[str]:
-    """Names of the claims of shims that serve the job, or did."""
-    return set(place.files.names(f"{job_folder(job)}/owners"))
-
-
-def clear_record(
-    job: str, place: OpenTarget, lock: Lock, *, owner: str, claims: Collection[str] | None = None
-) -> list[str]:
-    """Remove what the record root has of a job, but for its intent, a mark that says so, and locks; returns what is left.
-
-    Nothing is removed if a shim has claimed the job and `claims`, those that were there before it was judged, lacks that.
-    If this is cut off, the next launch of the job or the next `gc` goes on with it. Raises `LockLost` if one of them does.
-    """
-    files, folder = lock.files(), job_folder(job)
-    # A killed shim may have left a tree, which only the folder knows.
-    begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdecimal()}
-    silent = begun - set(ledger.read_outcomes(files, job).get(job, {}))
-    if silent and (left := _end_processes(job, place)):
-        return left
-    ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
-    if claims is not None and _list_claims(job, place) - set(claims):
-        files.remove(f"{folder}/{ledger.REMOVING}")
-        return [f"job `{job}`: it was started again"]
-    open_jobs.drop_open(files, job)
-    drop_notices(files, job)
-    for name in files.names(folder):
-        if name not in ("intent.json", ledger.REMOVING) and not name.startswith("lock."):
-            files.remove(f"{folder}/{name}")
-    files.remove(f"{folder}/{FOLDED}")
-    # Before the folder: a remaining mark would count as the end of the same job launched again.
-    _remove_ends(job, files)
-    return []
-
-
-def _remove_ends(job: str, files: Files) -> None:
-    for name in files.names("done", f"{job}."):
-        files.remove(f"done/{name}")
-
-
-def finish_removal(job: str, place: OpenTarget, lock: Lock, *, owner: str) -> None:
-    """Go on with a removal that was cut off; a launch that holds the lock finds nothing of the job then.
-
-    Raises `NotPossible` if something of it is left.
-    """
-    if left := clear_record(job, place, lock, owner=owner):
-        raise NotPossible(f"job `{job}` is half removed, and some of it is left", facts=left, hint="runtime gc")
-    for name in ("intent.json", ledger.REMOVING):
-        lock.files().remove(f"{job_folder(job)}/{name}")
-
-
 def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> None:
     """Clear away leftovers of ended jobs of `owner`. If the target refuses, they stay until the next time."""
     mine = [each for each in statuses if each.entry.owner == owner]
     with contextlib.suppress(InfrastructureFailure):
         for job in _find_processes(mine, place):
-            _end_processes(job, place)
+            end_processes(job, place)
     with contextlib.suppress(InfrastructureFailure):
         for status in _find_secrets(mine, place.files):
             _remove_secrets(status, place.files, owner)
@@ -554,10 +504,6 @@ def _find_processes(statuses: Iterable[JobStatus], place: OpenTarget) -> list[st
     if not silent or not isinstance(place.launcher, Clears):
         return []
     return place.launcher.find_leftovers(place.target, silent, place.host)
-
-
-def _end_processes(job: str, place: OpenTarget) -> list[str]:
-    return place.launcher.clear(place.target, job_folder(job), place.host) if isinstance(place.launcher, Clears) else []
 
 
 def _find_secrets(statuses: Iterable[JobStatus], files: Files) -> list[JobStatus]:

@@ -21,6 +21,7 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.job_cache import count_gpus, forget_job, remember_job
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, LaunchRequest, PreparedLaunch, code_rules, prepare
 from runtime.client.jobs.price_check import agree_to_price
+from runtime.client.jobs.record_removal import finish_removal
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused
@@ -186,8 +187,6 @@ def _carry_out(
         whole = f"{plan.folder}/intent.json", f"{plan.folder}/{ledger.EPOCH}"
         found = files.read_many([*marks, *whole])
         if removing in found:
-            from runtime.client.jobs.gc import finish_removal
-
             finish_removal(job.id, job, lock, owner=plan.job.owner)
         elif launched_mark in found:
             _resume(prepared, job, lock, progress)

@@ -117,10 +117,6 @@ class Execution:
             self._control.send_progress(payload)
 
 
-current: ChildServer | None = None
-"""The child of this process once it serves; `runtime.worker.attempts.context` reads it."""
-
-
 class ChildServer:
     """Serves orders until its socket ends, it is held, or it must be replaced.
 

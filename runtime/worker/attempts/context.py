@@ -11,13 +11,15 @@ import sys
 import time
 
 from runtime.shim.call import PROGRAM, Run, handle, to_number
-from runtime.worker.attempts import child, scratch
+from runtime.worker.attempts import current, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
     from typing import Any
+
+    from runtime.worker.attempts.child import Execution
 
 _SPEAK_EVERY_S = 5.0
 
@@ -37,7 +39,7 @@ class Attempt(Run):
     metrics: dict[str, float]
     """Numbers reported so far."""
 
-    def __init__(self, execution: child.Execution | _Outside) -> None:
+    def __init__(self, execution: Execution | _Outside) -> None:
         self._execution = execution
         self.token, self.task_id, generation, count, self.experiment = execution.fields[:5]
         index = int(os.environ.get("RUNTIME_ARRAY_INDEX") or 0)
@@ -116,7 +118,7 @@ class Attempt(Run):
 
 def current_attempt() -> Attempt:
     """Return the attempt that this code runs in, or a stand-in for it."""
-    if child.current is not None and (execution := child.current.execution) is not None:
+    if current.server is not None and (execution := current.server.execution) is not None:
         if execution.context is None:
             execution.context = Attempt(execution)
         return execution.context

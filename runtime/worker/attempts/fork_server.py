@@ -26,7 +26,7 @@ import sys
 import time
 
 # Children find `calls` loaded, which takes longer than a short call.
-from runtime.worker.attempts import calls, child, entries, environment, processes, scratch, wire  # noqa: F401
+from runtime.worker.attempts import calls, child, current, entries, environment, processes, scratch, wire  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Guardian:
         self.pid = os.getpid()
         page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        self.child = child.current = child.ChildServer(
+        self.child = current.server = child.ChildServer(
             page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
         self.null_fd = os.open(os.devnull, os.O_RDWR)

@@ -4,9 +4,9 @@ SCENARIO = "garbage"
 LAW = "what has ended stays as it ended"
 EDITS = [
     (
-        "runtime.client.jobs.gc:clear_record",
+        "runtime.client.jobs.record_removal:clear_record",
         """\
-    _remove_ends(job, files)
+    remove_ends(job, files)
 """,
         """\
 """,
