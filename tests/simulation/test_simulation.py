@@ -12,7 +12,15 @@ from tests.simulation.patched import ROOT, Edit, Patch, PatchStale, applied, fin
 from tests.simulation.scenarios import SCENARIOS, run
 
 SEEDS = Path(__file__).with_name("seeds.txt")
-QUICK: tuple[str, ...] = ()
+QUICK = (
+    "acknowledged_before_commit",
+    "both_redrives_claim",
+    "cancel_spares_running",
+    "conflict_taken_for_existing",
+    "gc_keeps_done_marks",
+    "guess_beats_the_end",
+    "jobs_intent_last",
+)
 """Patches that their first seeds find, of several scenarios; `make soak` has all of them."""
 
 

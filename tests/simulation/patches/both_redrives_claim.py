@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "w1.0:failing:0=1"

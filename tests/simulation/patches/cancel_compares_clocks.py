@@ -1,7 +1,7 @@
 """A cancel covers what was submitted before it by the clocks of two machines."""
 
 SCENARIO = "workers"
-LAW = "a cancel or purge ends nothing that is submitted after it"
+LAW = "an acknowledged cancel is obeyed"
 EDITS = [
     (
         "runtime.records.order_scope:Coverage.covers",
@@ -15,4 +15,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "canceller:comes:0=1 latecomer:when:0=3 latecomer:skew:0=4"

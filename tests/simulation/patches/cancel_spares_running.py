@@ -15,4 +15,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "purger:comes:0=1 w0.0:work:0=3"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "submitter:conflict:2=1"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "ender:ends:0=1 w1.0:harsh-call:8=6 w0.0:harsh-call:8=9 w1.0:harsh-call:19=18 purger:harsh-call:21=11 w1.0:harsh-call:42=17 w1.0:flap:6=1 w1.0:flap:8=1 w1.0:flap:9=1 w1.0:flap:10=1 w1.0:flap:11=1"

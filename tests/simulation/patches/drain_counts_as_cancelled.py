@@ -15,4 +15,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "w0.0:sigterm:0=1 w0.0:work:0=2"

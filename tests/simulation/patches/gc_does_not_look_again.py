@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "sweeper:asked:0=1 n2.1:run:0=2"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "submitter:copies:0=1 w0.0:reorder:0=1 w1.0:switch:24=2"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "w0.0:outcome:3=3"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "n3.1:full:2=2 n3:mishap:15=1"

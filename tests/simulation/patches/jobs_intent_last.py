@@ -22,4 +22,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "carol:steady-call:1=1 carol:steady-call:12=3"
