@@ -248,7 +248,7 @@ def is_free_variable(variable: str) -> bool:
 def pool_resource(pool: str) -> str:
     """Return the resource that the autoscaler's file gives to each node of a pool with a buffer, and to no other.
 
-    The head asks the autoscaler for so many of it, which are that many nodes of this pool.
+    The head requests one for each node of the buffer, so the autoscaler keeps that many nodes of this pool.
     """
     return f"runtime-pool-{pool}"
 

@@ -29,7 +29,7 @@ for which Service Usage fails.
 https://github.com/terraform-google-modules/terraform-google-project-factory/issues/803"""
 
 WITHOUT_OTHERS: Final = "cloudkms"
-"""Service whose agent tells the project's number if none of the others is there."""
+"""Service whose agent reveals the project's number if none of the others exists."""
 
 
 def agent_member(service: str, number: str) -> str:

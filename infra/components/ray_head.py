@@ -103,7 +103,7 @@ class RayHeadArgs:
     """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
     members have all rights of the head."""
     records: str | None = None
-    """URL of the bucket of the stack's records. Jobs on the cluster have theirs there, so whoever makes the bucket lets
+    """URL of the bucket of the stack's records. Jobs on the cluster keep theirs there, so the bucket's owner lets
     both accounts, `head_email` and `node_email`, read and write it."""
     apis: Apis | None = None
 

@@ -41,7 +41,7 @@ class RecordsArgs:
 
 
 def name_bucket(settings: RecordsSettings, names: Names) -> str:
-    """Return the bucket's name, which is known before the bucket is there."""
+    """Return the bucket's name, which is known before the bucket exists."""
     return settings.bucket or names.bucket("records")
 
 

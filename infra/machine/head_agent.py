@@ -42,7 +42,7 @@ AUTOSCALER_KEY = "ray-autoscaler"
 # In two parts: this file lies inside the one in which the mark is replaced.
 PUBLIC_KEY_MARK = "@@" + "HEAD_PUBLIC_KEY@@"
 
-# Of a member, which joins a cluster by itself; `runtime.clusters.members` writes it.
+# For a member, which joins a cluster by itself; `runtime.clusters.members` writes it.
 MEMBER_KEY = "ray-member"
 # Ray reads the number of a slice's host from the same places.
 # https://github.com/ray-project/ray/blob/ray-2.9.0/python/ray/_private/accelerators/tpu.py
@@ -90,7 +90,7 @@ def read_attributes() -> dict[str, str]:
 
 
 def report(key: str, value: str) -> None:
-    """Say something to whoever reads this machine's guest attributes. Where they are off, it is only logged."""
+    """Publish a message in this machine's guest attributes. If they are off, it is only logged."""
     say(f"{key}: {value}")
     request = urllib.request.Request(
         f"http://{METADATA}/computeMetadata/v1/instance/guest-attributes/runtime/{key}",

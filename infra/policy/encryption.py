@@ -29,7 +29,7 @@ ENCRYPTED: Final = (BUCKET, TOPIC, REPOSITORY, SECRET, INSTANCE)
 
 
 def find_foreign_keys(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """Every key is the one that the stack file names. Whoever owns another could take away what it encrypts."""
+    """Every key is the one that the stack file names. The owner of another key could take away the data that it encrypts."""
     for each in graph.made("gcp"):
         for path, key in _keys(each):
             if isinstance(key, UnknownValue):

@@ -1,4 +1,4 @@
-"""Whether the heads' machine types and boot images are there, fit each other, and are not given up by Google."""
+"""Whether the heads' machine types and boot images exist, fit each other, and are not given up by Google."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from runtime.cli.output import fit_text
 from runtime.client.metric_series import Curve
 
 STYLES: Final = ("cyan", "yellow", "green", "red", "blue", "bold", "dim", "cyan")
-"""Of the curves, one after the other."""
+"""Styles of the curves, in their order."""
 MARKS: Final = "*o+x#@%&"
 """The same without colours: a letter for each."""
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

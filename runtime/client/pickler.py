@@ -57,7 +57,7 @@ def _name_class(cloudpickle: Any, found: type) -> None:
     about, number = f"{found.__qualname__} {describe_class(found)}".encode("utf-8", "backslashreplace"), 0
     while True:
         name = hashlib.sha256(b"%s %s %d" % (text, about, number)).hexdigest()[:32]
-        # Pickles call this function by its name, so it is there in each version.
+        # Pickles call this function by its name, so each version has it.
         if cloudpickle._lookup_class_or_track(name, found) is found:
             _named[id(found)] = found
             return

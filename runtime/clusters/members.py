@@ -87,7 +87,7 @@ class MemberStep(StrEnum):
     REPLACE = "replace"
     """A node of this name will never work again: remove it, then create."""
     KEEP = "keep"
-    """The node is there or being made."""
+    """The node exists or is being created."""
 
 
 def make_specs(

@@ -228,14 +228,14 @@ class Provisioner:
         return outcomes, nodes
 
     def _advance(self, specs: Sequence[MemberSpec], bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, TpuNode]:
-        """Create what is missing, and list what is there."""
+        """Create missing members, and list the existing ones."""
         self._follow()
         nodes = self._list_members(specs)
         self._remove_dead(nodes.values())
         known = {*nodes, *self._asked, *self._failed}
         missing = [each for each in specs if each.name not in known]
         for spec in missing:
-            # Of a hundred members that are asked for at once, Google may refuse all but the first few for now.
+            # If a hundred members are requested at once, Google may refuse all but the first few for now.
             if not self._create(spec, bodies[spec.name]):
                 break
         if not missing:

@@ -26,7 +26,7 @@ LONGEST_GAP: Final = LONGEST_PAUSE + timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaperState:
-    """Of one cluster. Refusals and the pause after them are also kept for the zone, since its clusters share them."""
+    """State of one cluster. Refusals and the pause after them are also kept for the zone, since its clusters share them."""
 
     seen: Mapping[str, datetime] = field(default_factory=dict)
     """Suspect's key → when it was first seen, by Google's clock."""

@@ -2,7 +2,7 @@
 
 Giving one up does the steps that end what was begun, without the head's restart.
 
-Every step may be cut off and repeated: the next one is decided by what is there, never by what a command remembers to have
+Every step may be cut off and repeated: the next one is decided by the state of the cluster, never by what a command remembers to have
 done. Only the steps after the head's restart are done once more by each command, and change nothing the second time.
 """
 
@@ -66,7 +66,7 @@ class RestartView:
     """None if the head does not answer."""
     jobs: tuple[HeadJob, ...] = ()
     stale: bool = False
-    """Whether the hold counts no more, so that the restart begins anew."""
+    """Whether the hold no longer counts, so that the restart begins again."""
 
 
 class ForeignJobs(NotPossible):

@@ -34,7 +34,7 @@ class _Code:
     """What every trial of a study runs: the code of the program that began it."""
 
     entry: Mapping[str, Any]
-    """Of a task, without what differs from trial to trial."""
+    """Fields of a task, without those that differ from trial to trial."""
     snapshot: str | None
     folder: str | None
 

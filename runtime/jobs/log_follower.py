@@ -72,7 +72,7 @@ class LifeWatch:
 
     def look(self, indices: Sequence[int]) -> bool | None:
         """Whether one of these runs has begun an attempt, moved the counter of its last one, or ended, during the last
-        `STILL_S`; None if it was not watched for so long."""
+        `STILL_S`; None if it was not watched for that long."""
         seen, now = self._read(indices), system.monotonic()
         if self._seen is None or seen != self._seen:
             self._moved = self._seen is not None

@@ -2,7 +2,7 @@
 
 A name is made before the backend is called for its part, and removed by the shim that commits the part's last result, or
 by the client that learns the end in another way. A name that is left behind does no harm: readers compare it with the
-results. So whoever looks for work that is open lists this folder, and never all jobs.
+results. So a search for open work lists this folder, and never all jobs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def name_parts(plan: LaunchPlan, first: int = 0) -> list[str]:
 
 
 def mark_open(files: Files, target: str, job: str, part: int) -> None:
-    """Make the name of a part, unless it is there. It is on disk when this returns."""
+    """Create the name of a part, unless it exists. It is on disk when this returns."""
     files.write_many([FileToWrite(f"{open_folder(target)}/{job}.{part}", b"", once=True)])
 
 

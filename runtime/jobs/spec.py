@@ -149,7 +149,7 @@ class JobEnvironment:
     python: str | None = None
     """Minor version of the Python that uv or pip installs for, such as 3.11; None is the lock file's, or the machine's."""
     name: str | None = None
-    """An environment that is there already: a conda name, or the path of a virtual environment."""
+    """An existing environment: a conda name, or the path of a virtual environment."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run before the command, after the target's own."""
     build_on: BuildOn | None = None
@@ -193,7 +193,7 @@ class SecretRef:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     count: float
-    """Of each node; below 1 a part of one."""
+    """CPUs of each node; below 1 a part of one."""
     type: str | None = None
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ class Tpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResources:
-    """Of each node; what is left out is the target's default."""
+    """Resources of each node; a field that is left out has the target's default."""
 
     cpus: float | None = None
     memory: Range | None = None
@@ -246,9 +246,9 @@ class Array:
     file: str | None = None
     """JSON lines, one object of parameters for each index; relative to the spec's file."""
     seeds: int | None = None
-    """As `count`, with the index in the parameter `seed` and the variable `SEED`."""
+    """The same as `count`, with the index in the parameter `seed` and the variable `SEED`."""
     items: tuple[Any, ...] = ()
-    """Of a `call`: the function's first argument in each run."""
+    """For a `call`, the function's first argument in each run."""
     offset: int = 0
     """The first index."""
     max_parallel: int | None = None
@@ -358,7 +358,7 @@ class Outputs:
     dir: str | None = None
     """Folder inside the container or node that the command writes to; RUNTIME_OUTPUT_DIR names it."""
     every: timedelta | None = None
-    """How often files that changed are sent to a bucket while an attempt runs; at its end all are, and in a folder they are there at once."""
+    """How often files that changed are sent to a bucket while an attempt runs; at its end all are, and a folder has them at once."""
     include: tuple[str, ...] = ()
     """Patterns of the files that are sent at intervals, such as `*.csv`; all if empty."""
 
@@ -442,7 +442,7 @@ class JobSpec:
     start_deadline: timedelta | None = None
     """Give up when it has not started by then."""
     idle_timeout: timedelta | None = None
-    """End an attempt that prints nothing for so long."""
+    """Time without output after which an attempt is ended."""
     log_limit: Size = LOG_LIMIT
     """The most that each rank's log of an attempt takes; of a longer one its beginning and its end are kept."""
     grace_period: timedelta = timedelta(minutes=2)

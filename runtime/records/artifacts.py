@@ -1,6 +1,6 @@
 """Artifacts in a record store: versions of files and folders, and their bytes by content.
 
-A version is one manifest, in the format of the shim's checkpoints, which is written once all its bytes are there: so it is
+A version is one manifest, in the format of the shim's checkpoints, which is written once the store has all its bytes: so it is
 whole or absent. The names in a manifest were chosen by another machine; files are made by the shim's rules for such names.
 
 - `artifacts/<owner>/<tag>/<version>.json` is a manifest; its name holds the attempt that saved it.

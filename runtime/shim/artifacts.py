@@ -165,7 +165,7 @@ class Artifact(object):
         return new
 
     def _send(self, found, left_out, give_up):
-        """The list's entry of each file, once its bytes are there."""
+        """Return the list's entry of each file, once its bytes are stored."""
         files = {}
         for name, (kind, status) in sorted(found.items()):
             if give_up is not None and give_up():

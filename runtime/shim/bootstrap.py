@@ -47,8 +47,8 @@ def main(boot):
 
 
 def bring(records, digest, path, until):
-    """Have the object with this digest as a file. A file that is there and whole is not fetched again, nor is anything
-    asked of the network then."""
+    """Fetch the object with this digest into a file. A file that exists and is whole is not fetched again, and the network is
+    not used then."""
     if read_digest(path) == digest:
         return
     name, pause, said = os.path.basename(path), FIRST_PAUSE_S, ""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Checkpoints(object):
     """The checkpoint folder of an index, in a bucket: lists of files, and their bytes by content.
 
-    A list is written once all its files are there, so the newest list is a whole checkpoint. Its name begins with the
+    A list is written once all its files are stored, so the newest list is a whole checkpoint. Its name begins with the
     attempt's number, so a list that a shim taken for dead still sends counts as older than its successor's.
 
     Node K of several has lists of its own, of the files that it did not get from node 0 in this state. It begins with the
@@ -176,7 +176,7 @@ class Checkpoints(object):
             say("an old checkpoint stays in the record root: %s" % problem)
 
     def _send_all(self, now, give_up):
-        """The list's entry of each file, once its bytes are there; None if a file changed while it was sent.
+        """Return the list's entry of each file, once its bytes are stored; None if a file changed while it was sent.
 
         All files get a second name first, so files that replace them during the minutes of a transfer do no harm.
         """

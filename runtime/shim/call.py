@@ -30,7 +30,7 @@ OF_LINES = ("at", "step", "of")
 """Names in a line of reports that are about the line: its time, its step, and how many steps there will be."""
 VALUE_SCHEMA = 1
 PROTOCOL = 4
-"""Of pickles: the newest that Python 3.6 reads."""
+"""Pickle protocol: the newest that Python 3.6 reads."""
 IDS = (
     *("RUNTIME_JOB_ID", "RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN"),
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID", "HOSTNAME"),
@@ -39,7 +39,7 @@ IDS = (
 NO_GPUS = ("-1", "all", "none", "void", "NoDevFiles")
 """Values of variables that name no GPU. Images for GPUs set `all`, also on machines that have none."""
 MOST_BITS = 14000
-"""Of an integer in JSON: Python reads 4,300 digits."""
+"""Most digits of an integer in JSON; Python reads 4,300."""
 MOST_TEXT = 100000
 """Letters of a traceback and of a message that are kept."""
 
@@ -321,7 +321,7 @@ def encode_plain(value: "Any") -> bytes:
 def encode_failure(problem: BaseException, told: str) -> bytes:
     """The file of a raised exception, whose traceback is `told`: a pickle, one of its parts if it cannot be made again of its
     arguments, as is common where `__init__` takes others, and else text. One that ends a program, such as `SystemExit`,
-    must not end that of whoever asks for the value, so it is text, too."""
+    must not end the program that asks for the value, so it is text, too."""
     import pickle
 
     said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}

@@ -118,7 +118,7 @@ def last_line(text):
 
 
 def find_engine(wanted: "Optional[str]") -> Engine:
-    """The engine by its name, or the first that is there. Raises `SetupFailed`."""
+    """Return the engine by its name, or the first that is installed. Raises `SetupFailed`."""
     found = [path for path in map(shutil.which, [wanted] if wanted else ENGINES) if path]
     if not found:
         raise SetupFailed("no %s is on %s, so no container can run" % (wanted or " or ".join(ENGINES), HOST))
@@ -203,7 +203,7 @@ class Containers(object):
         return self.prefix + str(rank)
 
     def note(self, ranks):
-        """Note the names before anything runs, for whoever cleans up if this shim is killed. Raises `SetupFailed`."""
+        """Record the names before anything runs, so that the containers can be cleaned up if this shim is killed. Raises `SetupFailed`."""
         note = {"engine": self.engine.path, "names": [self.name_of(rank) for rank in ranks]}
         try:
             write_whole(self.noted, json.dumps(note, sort_keys=True))

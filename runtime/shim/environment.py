@@ -130,7 +130,7 @@ def _find_environment(made, job, tree, build, gives_up, log):
 
 
 def _is_whole(place):
-    """Whether an environment is there and has its interpreter, which may be a link to one of the system."""
+    """Whether an environment exists and has its interpreter, which may be a link to one of the system."""
     python = os.path.join(place, "bin", "python")
     return os.path.isdir(place) and os.path.exists(python) == os.path.lexists(python)
 

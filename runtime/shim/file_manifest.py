@@ -1,7 +1,7 @@
 """Files of this machine as versions in a record: lists of files, and their bytes by content.
 
-Checkpoints and artifacts of jobs and artifacts of tasks have this format. A list is written once all its bytes are there,
-so a list that is there is a whole version. The names in it were chosen by another machine.
+Checkpoints and artifacts of jobs and artifacts of tasks have this format. A list is written once all its bytes are stored,
+so an existing list is a whole version. The names in it were chosen by another machine.
 """
 
 import hashlib

@@ -33,7 +33,7 @@ class GpuShare(object):
     at all others: of two that overlap, the one that looks last sees the other, drops its claim and tries again. A claim
     counts while its shim or a command of it lives in this boot of the machine, so nothing has to be cleaned up.
 
-    Whoever makes that folder first may take claims out of it, and anybody may claim all GPUs while a process of theirs
+    The user who makes that folder first may take claims out of it, and anybody may claim all GPUs while a process of theirs
     lives. No file in it can do more: it is read as text of a few fields, and where the folder cannot be used, the user's
     own folder beside it takes the claims. All shims read both.
     """

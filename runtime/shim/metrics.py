@@ -1,4 +1,4 @@
-"""Numbers that an attempt reports while it runs: it appends lines of JSON to a file, and whoever runs it sums them up.
+"""Numbers that an attempt reports while it runs: it appends lines of JSON to a file, and the process that runs it sums them up.
 
 A line is an object: `step`, `of` (how many steps there will be) and `at` (seconds since 1970) are about the line, and every
 other number is a metric. The sum has each metric's last, least and greatest number exactly, and its course in points. It
@@ -116,7 +116,7 @@ class Reports(object):
             status = os.fstat(opened)
             if not stat.S_ISREG(status.st_mode):
                 return b""
-            if status.st_size < self._offset:  # it was begun anew
+            if status.st_size < self._offset:  # it was begun again
                 self._offset, self._torn, self._passes = 0, b"", False
             os.lseek(opened, self._offset, os.SEEK_SET)
             data = os.read(opened, limit)

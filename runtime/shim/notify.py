@@ -49,8 +49,8 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def find_urls(order, folder):
-    """The URLs of webhooks in files that the launch left, by their names. They are read before the runs begin: whoever sees
-    the last result removes the files."""
+    """The URLs of webhooks in files that the launch left, by their names. They are read before the runs begin, because the files are
+    removed with the last result."""
     found = {}
     for name in [sink["webhook"] for sink in order["notify"]["sinks"] if "webhook" in sink]:
         path = (order.get("secrets") or {}).get(name)

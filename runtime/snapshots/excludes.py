@@ -17,7 +17,7 @@ _CONTENT: Final = b"# Made by runtime: git and snapshots leave this folder out. 
 def make_output_folder(path: Path, *, marked: bool) -> None:
     """Make a folder that holds output, with the ones above it; a new one is left out of snapshots and of git if `marked`.
 
-    A folder that is there already stays as it is: the user decided what it is. As tools for builds and tests do, the
+    An existing folder stays as it is: the user decided what it is. As tools for builds and tests do, the
     marker is a `.gitignore` that names everything, itself included.
     """
     new = not os.path.lexists(path)

@@ -121,7 +121,7 @@ def _store(archive: bytes, folder: Path, files: Sequence[TreeFile], rules: Snaps
     from runtime.snapshots.provenance import encode_note, read_repositories, without_secrets
 
     repositories = read_repositories(folder, without_secrets([each.name for each in files], rules))
-    # The note first: once the archive is there, nothing is stored again.
+    # The note first: once the archive exists, nothing is stored again.
     records.put_note(archive_reference(snapshot_id(archive)), encode_note(repositories))
     records.put_blob(archive, prefix="snapshots")
 

@@ -24,7 +24,7 @@ _WHOLE: Final = re.compile(r"[-+]?\d{1,18}")
 _MOST_LISTED: Final = 1_000_000
 """Most whole numbers between two ends that are drawn from by a key for each; of more, equal draws are repeated."""
 _MOST_LETTERS: Final = 200
-"""Of a text that may be meant as a form of StudioML."""
+"""Longest text that may be meant as a form of StudioML."""
 
 
 class NoSpread(ValueError):

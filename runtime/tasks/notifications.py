@@ -1,6 +1,6 @@
 """What a message says of a task's end, or of an experiment whose tasks have all ended, and who gets it. Pure.
 
-Equal ends have equal ids, whoever sends the message and however often.
+Equal ends have equal ids, independent of the sender and the number of tries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Notification:
     task: str | None = None
     generation: int = 1
     token: str = ""
-    """Of an experiment: names the submission that asked for it."""
+    """For an experiment, the submission that asked for the message."""
 
     @property
     def name(self) -> str:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 32
 """Messages that are sent at the same time."""
 TO_ONE: Final = 8
-"""Of these, to one receiver; one that failed the last time gets one message after the other."""
+"""Most of these to one receiver; a receiver that failed the last time gets one message at a time."""
 KEPT_IN_MEMORY: Final = 10_000
-"""Of more, the store alone knows, and a look finds them."""
+"""Most messages held in memory; further ones are found in the store."""
 
 
 @dataclass(slots=True)

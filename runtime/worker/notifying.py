@@ -1,7 +1,7 @@
 """Messages about tasks that have ended: kept in the store before the record, and sent after it, off the loop.
 
-Threads of their own send, so a receiver that hangs delays no lease, no settlement and no other message. Whatever is in the store when this
-worker dies, another one sends, or the next: each looks for messages that nobody is at work on.
+Threads of their own send, so a receiver that hangs delays no lease, no settlement and no other message. Messages that are in the store when this
+worker dies are sent by another worker or the next one: each looks for messages that nobody is at work on.
 docs/notifications.md has the promises.
 """
 

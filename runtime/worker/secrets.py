@@ -26,7 +26,7 @@ FAILED_FOR_S: Final = 10.0
 """The same for a service that did not answer."""
 
 Values: TypeAlias = Mapping[str, str]
-"""Values by variable. No value of the cache is changed once it is there."""
+"""Values by variable. A value in the cache is never changed."""
 
 
 class AttemptSecrets:

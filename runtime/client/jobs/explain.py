@@ -227,7 +227,7 @@ NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
 NOT_STARTED: Final = 126
-"""Exit code of a command that is there and cannot be started, as shells have it."""
+"""Exit code of a command that exists and cannot be started, as in shells."""
 TOO_LONG: Final = os.strerror(errno.E2BIG)
 
 BY_SETUP: Final = "the setup lines "

@@ -177,7 +177,7 @@ def _can_go_on(status: JobStatus, natives: Sequence[NativeState], place: OpenTar
     """Whether `runtime keep` would take the job up: it was lost, and has not ended."""
     from runtime.client.jobs.reconcile import ReconcileAction, decide_keep
 
-    # Of jobs whose runs all have their results, not even the native jobs are known.
+    # Native jobs are not looked up for jobs whose runs all have results.
     if not place.launcher.resumes or not open_runs(status.entry):
         return False
     return decide_keep(status.entry, natives, resumes=True).act is ReconcileAction.TAKE_UP

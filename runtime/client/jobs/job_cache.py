@@ -339,7 +339,7 @@ def list_known(
     oldest = min((known.as_of for known in notes.values() if known and known.as_of), default=None)
     since = oldest if all(notes.values()) else None
     launched: dict[tuple[str, str | None], list[JobLine]] = {}
-    # Of more launches nobody has asked for, and each costs the reading of two files.
+    # Nobody has asked for more launches, and each costs the reading of two files.
     for each in islice(
         (each for each in list_launched(settings) if each.job not in read and fits(each.job, each.name)), KEPT
     ):

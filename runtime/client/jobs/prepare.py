@@ -66,7 +66,7 @@ class LaunchOptions:
     assume_yes: bool = False
     """Start a job that costs money without asking; the project's limit holds all the same."""
     agree: Callable[[], bool] | None = None
-    """Asks a person whether a job that costs money is to start; None if nobody is there."""
+    """Asks a person whether a job that costs money is to start; None without a person to ask."""
     hold: bool = False
     """The job keeps its machine between commands, as a development machine."""
     snapshot: Snapshot | None = None

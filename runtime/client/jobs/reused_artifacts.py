@@ -109,7 +109,7 @@ class Sources:
     def _settle_one(self, tag: str, source: str, stack: str | None) -> ReusedArtifact:
         if stored.is_address(source):
             folder = Path(tempfile.mkdtemp(prefix="runtime-get-"))
-            # Another target, or a launch that is repeated, may need it as long as this object is there.
+            # Another target, or a launch that is repeated, may need it as long as this object exists.
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             return _read_here(tag, stored.download(source, folder), source)
         if source.startswith((".", "/", "~")):
@@ -208,7 +208,7 @@ def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[ReusedArtifact, ..
 def store_reused(
     reused: tuple[ReusedArtifact, ...], folder: str, files: Files, progress: Callable[[str], None]
 ) -> None:
-    """Bring each version into the folder of a job, unless it is there: its list last. Safe to repeat."""
+    """Copy each version into the folder of a job, unless it has it: the list last. Safe to repeat."""
     folder = f"{folder}/{REUSED}"
     for each in reused:
         if f"{each.tag}.json" in files.names(folder):

@@ -304,7 +304,7 @@ class _Conversion:
         if google := _GOOGLES.fullmatch(found["name"]):
             region = google["region"]
             path = f"projects/{google['project']}/locations/{region}/repositories/{google['repository']}"
-            # The repository is there, so the stack makes none.
+            # The repository exists, so the stack does not create one.
             made["registries"] = {"images": {"regions": [region], "existing": {region: path}}}
         elif not found["name"].startswith(("docker.io/rayproject/", "rayproject/")):
             made["overrides"] = {"images": [found["name"].rpartition("/")[0]]}
@@ -448,7 +448,7 @@ class _Conversion:
 
 
 def _find_range(machines: int) -> str:
-    """Return a range of the stack's subnet with room for so many machines; Google keeps four addresses."""
+    """Return a range of the stack's subnet with room for that many machines; Google keeps four addresses."""
     length = _FIRST_LENGTH
     while 2 ** (32 - length) - 4 < machines and length > 10:
         length -= 1

@@ -50,7 +50,7 @@ class SetUp:
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    """Of the machine's own script."""
+    """Lines of the machine's own script."""
 
 
 def read_machine_commands(commands: list[str], where: str, made: SetUp, notes: Notes, *, project: str) -> None:

@@ -209,7 +209,7 @@ class GuardedRoot(object):
         return True
 
     def put_piece(self, name: str, offset: int, data: bytes) -> None:
-        """Write a part of a file that `place` puts under its name once all parts are there."""
+        """Write a part of a file that `place` publishes under its name once all parts have arrived."""
         path = self.path(name)
         self._make_parents(path)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -39,7 +39,7 @@ SLOTS: Final = "research-runtime/slots"
 RECORD: Final = "research-runtime/record"
 """Annotation of a Job: the record of its job that it was made for (`name_record`)."""
 FILES: Final = "research-runtime/files"
-"""Annotation of a Job that brings its shim itself: `WAITING` until the shim is there."""
+"""Annotation of a Job that brings its shim itself: `WAITING` until the shim has arrived."""
 WAITING: Final = "waiting"
 HOSTNAME: Final = "kubernetes.io/hostname"
 

@@ -26,7 +26,7 @@ from runtime.launchers.ray.priority import Claim, Demand
 FOLDER: Final = "/tmp/runtime-ray-turns"
 MOST_BYTES: Final = 1 << 14
 SILENT_S: Final = 60.0
-"""A driver that has not written its file for so long is stopped, and its runs do not wait before others."""
+"""A driver that has not written its file for this long counts as stopped, and its runs hold nobody back."""
 _READS: Final = 3
 
 

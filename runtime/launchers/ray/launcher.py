@@ -159,7 +159,7 @@ class RayLauncher:
         body["metadata"]["record"] = _name_record(host.files, plan.job.id)
         known = jobs.get(name)
         if known is not None and has_ended(known) and not is_ours(known, body["metadata"], ["record"]):
-            # Of a record that was removed since.
+            # It belongs to a record that was removed since.
             jobs.replace(name)
         known = submit_until_begun(jobs, body, lambda: _read_note(host.files, name))
         if not is_ours(known, body["metadata"], ["job", "epoch"]):

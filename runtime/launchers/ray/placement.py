@@ -59,7 +59,7 @@ def worst_code(codes: Sequence[int]) -> int:
 def add_numbers(places: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Complete places by the numbers of hosts in their slices that Ray read from Google, by its `nodes()`.
 
-    The variable `TPU_WORKER_ID` is there on GKE, and seldom in a container on a TPU machine.
+    The variable `TPU_WORKER_ID` is set on GKE, and seldom in a container on a TPU machine.
     """
     known = {each["NodeID"]: (each.get("Labels") or {}).get(WORKER_LABEL) for each in nodes}
     return [{**each, "worker": each.get("worker") or known.get(each["node"])} for each in places]

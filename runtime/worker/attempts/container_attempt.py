@@ -97,7 +97,7 @@ def _run(
         execution.reports_path,
     ]
     with open(execution.reports_path, "ab"):
-        pass  # A file can be mounted once it is there.
+        pass  # Only an existing file can be mounted.
     if origin := variables.get("RUNTIME_ORIGIN"):
         said["mounts"].append({"source": origin, "target": origin, "mode": "ro"})
     if called:

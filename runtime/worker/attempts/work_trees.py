@@ -334,7 +334,7 @@ def _is_compiled(path: str) -> bool:
 def take_artifacts(artifacts: dict[str, Any], brought: str, tree: str) -> None:
     """Move the artifacts that the worker has brought for an attempt to their places, below the current folder.
 
-    The folder `brought` is gone once all of them are there. Raises `OSError`, and `AttemptFailed` for a place out of the tree.
+    The folder `brought` is gone once all of them have moved. Raises `OSError`, and `AttemptFailed` for a place out of the tree.
     """
     if not os.path.isdir(brought):
         return  # A worker of another release, or a task whose attempt has taken them.
