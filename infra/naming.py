@@ -114,7 +114,7 @@ def labels(stack: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fit(*parts: str, least: int = 1, limit: int) -> str:
-    """Join the parts by dashes; if that is no valid name, return a similar name that ends in a hash of the parts.
+    """Join the parts by dashes; if that is not a valid name, return a similar name that ends in a hash of the parts.
 
     The name has `least` to `limit` lower case letters, digits and dashes, begins with a letter and ends with a letter or
     digit, which is valid for every kind of name.

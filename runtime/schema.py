@@ -102,7 +102,7 @@ class Reader:
         return self.read_scalar(kind, value, path)
 
     def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
-        """An instance of the dataclass `kind`. `given` are fields that are no keys, with their values."""
+        """An instance of the dataclass `kind`. `given` are fields that are not keys, with their values."""
         if not isinstance(value, Mapping):
             return self.wrong(kind, value, path)
         entries, values, complete, before = self.entries(value, path), dict(given or {}), True, len(self.problems)
@@ -242,7 +242,7 @@ def join(path: str, key: str) -> str:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of everything in `value` that is no object and no list."""
+    """Yield the path and value of everything in `value` that is neither an object nor a list."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, join(path, str(key)))

@@ -16,7 +16,7 @@ _ON_HOST: Final = 4
 def find_shape(type_: str) -> tuple[int, int] | None:
     """Return the hosts of a slice, and the chips of each: (1, 4) for `v4-8`, (2, 4) for `v4-16`, (1, 8) for `v5litepod-8`.
 
-    None for a text that is no type. A family that is not known is taken to count cores.
+    None for a text that is not a type. A family that is not known is taken to count cores.
     """
     matched = _TYPE.fullmatch(type_)
     if matched is None:

@@ -116,7 +116,7 @@ def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterato
     for name, item in value.items():
         inner = join(path, name)
         if name not in fields:
-            # The SDK sends its own marks with a provider, which are no inputs.
+            # The SDK sends its own marks with a provider, which are not inputs.
             if not name.startswith("__"):
                 yield Problem(path=inner, message=_unknown_key(name, fields))
         elif item is not None:

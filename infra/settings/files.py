@@ -20,7 +20,7 @@ PROJECT_FILE = "Pulumi.yaml"
 
 
 class InvalidStackFile(RequestRefused):
-    """A file is no valid stack file; `problem` continues a sentence about the file."""
+    """A file is not a valid stack file; `problem` continues a sentence about the file."""
 
     def __init__(self, path: Path, problem: str, *, hint: str | None = None) -> None:
         self.path, self.problem = path, problem

@@ -89,7 +89,7 @@ class TpuNode:
 
     @property
     def cluster(self) -> str | None:
-        """Ray's name of the cluster; None for a head and for a node that is no cluster's."""
+        """Ray's name of the cluster; None for a head and for a node that is not a cluster's."""
         return find_cluster(self.labels)
 
 
@@ -191,7 +191,7 @@ def _text(value: object) -> str | None:
 
 
 def _parse_time(text: object) -> datetime | None:
-    """Raises `ValueError` for a text that is no time, or a time without a zone."""
+    """Raises `ValueError` for a text that is not a time, or a time without a zone."""
     at = datetime.fromisoformat(str(text)) if text else None
     if at is not None and at.tzinfo is None:
         raise ValueError(f"`{text}` names no time zone")

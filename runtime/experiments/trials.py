@@ -53,7 +53,7 @@ class Objective:
     def read(self, value: Any) -> float:
         """The number in what a function returned: the value itself, or of a dictionary the entry of that name.
 
-        Raises `NoNumber` for anything that is no finite number.
+        Raises `NoNumber` for anything that is not a finite number.
         """
         where = ""
         if isinstance(value, Mapping):

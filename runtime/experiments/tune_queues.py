@@ -113,7 +113,7 @@ class QueuePlace:
         return task_id(self._name, key=str(number))
 
     def _read_variant(self, task: Task) -> Mapping[str, Any]:
-        """Raises `OtherStudy` for a task that is no trial of this study."""
+        """Raises `OtherStudy` for a task that is not a trial of this study."""
         mine, theirs = submitter().rpartition("@")[0], (task.submitted_by or "").rpartition("@")[0]
         if mine != theirs:
             # Values of theirs could be pickles, and loading those runs code.

@@ -44,7 +44,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The parameters of each index in order; one empty set for a job that is no array. `lines` are those of `file`."""
+    """The parameters of each index in order; one empty set for a job that is not an array. `lines` are those of `file`."""
     if array is None:
         return [{}]
     if array.seeds is not None:

@@ -155,7 +155,7 @@ def _this_process() -> dict[str, Any]:
 def _namespace() -> str | None:
     """The namespace in which the numbers of processes are this process's; None on a system without such."""
     try:
-        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it is no path
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it is not a path
     except OSError:
         return None
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class SettingsReader(Reader):
     """Raises `UnknownName` or `InvalidValue` for the first setting that cannot be used.
 
-    A setting is no empty text, and whole numbers begin at 1.
+    A setting is not an empty text, and whole numbers begin at 1.
     """
 
     names: ClassVar[Mapping[Any, str]] = {

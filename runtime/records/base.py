@@ -127,7 +127,7 @@ class ResultStore(Protocol):
     def commit(self, record: Record) -> None:
         """Make it the one record of its generation; durable on return.
 
-        Raises `RecordExists` if another token's record was first. A record with this one's token is no conflict:
+        Raises `RecordExists` if another token's record was first. A record with this one's token is not a conflict:
         a retried conditional write loses to itself.
         """
 

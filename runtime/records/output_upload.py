@@ -30,7 +30,7 @@ class FoundOutputs:
     files: dict[str, Path] = field(default_factory=dict)
     """Readable files, and links to such, by their path from the root."""
     others: dict[str, str] = field(default_factory=dict)
-    """Why the rest is no output, by its path from the root."""
+    """Why the rest is not an output, by its path from the root."""
 
     def take(self, path: Path, name: str) -> None:
         if why := _why_no_output(path):

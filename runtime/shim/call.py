@@ -188,7 +188,7 @@ class ReportFile(object):
 
     def add(self, numbers: "Dict[str, Any]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
         """Add a line by one write, so that those of several processes do not mix. Raises `ValueError` for a name that is
-        taken, and `TypeError` or `ValueError` for a value that is no number."""
+        taken, and `TypeError` or `ValueError` for a value that is not a number."""
         import json
         import time
 

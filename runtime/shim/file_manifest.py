@@ -72,7 +72,7 @@ def is_settled(status: "Status") -> bool:
 
 
 def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
-    """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is no part of it.
+    """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is not a part of it.
 
     None if there is nothing. Raises `UnsuitableFile`.
     """

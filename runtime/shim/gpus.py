@@ -167,7 +167,7 @@ class GpuShare(object):
 
 
 def read_claim(path, kind="gpus"):
-    """Owner and content of a claim that another user may have made. Raises `ValueError` if it is no claim.
+    """Owner and content of a claim that another user may have made. Raises `ValueError` if it is not a claim.
 
     Nothing is waited for: not for the other end of a pipe, nor for a device behind a link.
     """

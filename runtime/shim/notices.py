@@ -136,7 +136,7 @@ class FileSource(object):
         except (IOError, OSError) as problem:
             if problem.errno == errno.ENOENT:
                 return None
-            text = ""  # The path is no readable file.
+            text = ""  # The path is not a readable file.
         return CloudNotice("file", text.strip().partition("\n")[0] or "`%s` exists" % self.path)
 
 

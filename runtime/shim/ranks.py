@@ -31,7 +31,7 @@ NAME_SETUP = 'runtime_setup="${RUNTIME_PREEMPTED_NOTE%/*}/setup.$RUNTIME_RANK"'
 """Line of shell that names the file that the shim writes for a rank; the setup lines may change the variables."""
 END_SETUP = 'true 2>/dev/null >|"$runtime_setup"'
 """Line of shell right before the command, which empties that file. Emptying takes no room on a full disk, and a failed
-redirection of `true`, which is no special builtin, does not end the shell."""
+redirection of `true`, which is not a special builtin, does not end the shell."""
 
 
 def setup_script(lines: "List[str]", last: bool = True) -> str:

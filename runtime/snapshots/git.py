@@ -15,7 +15,7 @@ from runtime.snapshots.secret_files import find_secrets
 
 LONGEST_DIFF: Final = 1_000_000
 _DIFF: Final = (
-    # Names are no patterns, and relative to the folder as those of the snapshot. Without external drivers and filters,
+    # Names are not patterns, and relative to the folder as those of the snapshot. Without external drivers and filters,
     # which are the user's programs and may write, and without the old bytes of binary files.
     *("--literal-pathspecs", "diff", "--relative", "--no-ext-diff", "--no-textconv", "--no-color"),
     # A rename would name the old file, and a deleted file, or one that became a link, would show only its old content.
@@ -76,7 +76,7 @@ def read_git_head(folder: Path) -> GitHead | None:
     commit, branch = facts.get(b"branch.oid", b"(initial)"), facts.get(b"branch.head", b"(detached)")
     return GitHead(
         commit=None if commit == b"(initial)" else os.fsdecode(commit),
-        # A branch may have such a name, too, and a head may stand on a reference that is no branch.
+        # A branch may have such a name, too, and a head may stand on a reference that is not a branch.
         branch=_read_branch(folder) if branch.startswith(b"(") else os.fsdecode(branch),
         dirty=any(line and not line.startswith(b"#") for line in lines),
         changed=any(line.startswith((b"1 ", b"2 ", b"u ")) for line in lines),

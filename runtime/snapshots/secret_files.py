@@ -38,7 +38,7 @@ _PRIVATE_KEY: Final = "-----BEGIN [A-Z ]{0,30}PRIVATE KEY"
 _CONTENTS: Final = {
     # A certificate is a .pem file as well.
     ".pem": _PRIVATE_KEY,
-    # A reference to a variable is no secret: https://docs.npmjs.com/cli/configuring-npm/npmrc
+    # A reference to a variable is not a secret: https://docs.npmjs.com/cli/configuring-npm/npmrc
     ".npmrc": r"(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*(?!\$\{)\S",
     ".envrc": "",
     ".docker/config.json": r'"(?:auth|identitytoken|registrytoken)"\s*:\s*"[^"]',

@@ -62,7 +62,7 @@ class Effect(StrEnum):
     REVERTS = "reverts"
     """The present copy is of a later commit."""
     MENDS = "mends"
-    """The present copy is no readable contract."""
+    """The present copy is not a readable contract."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class StartedMark:
     alone: bool
     machine: str | None = None
     proven: bool | None = None
-    """It ran long enough or made progress, so that it is no crasher; None if its worker's release does not note that."""
+    """Whether it ran long enough or made progress, so that it is not a crasher; None if its worker's release does not note that."""
 
 
 @dataclass(frozen=True, slots=True)

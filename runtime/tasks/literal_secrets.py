@@ -21,7 +21,7 @@ SECRETS_HINT: Final = (
     "another name"
 )
 NUMBERS: Final = frozenset({int, float, bool, type(None)})
-"""Types of arguments that are no secrets, unless they have a name."""
+"""Types of arguments that are not secrets, unless they have a name."""
 
 
 def refuse_secrets(entry: Entry, *, line: int | None = None) -> None:

@@ -176,7 +176,7 @@ LOSSES_TO_FENCE: Final = 3
 CRASHES_TO_BURY: Final = 3
 """Losses with evidence against the task; or machines that a suspect was lost on."""
 PROVEN_AFTER: Final = timedelta(minutes=10)
-"""An attempt that ran this long, or reported progress, was no crasher and spends no preemption."""
+"""An attempt that ran this long, or reported progress, was not a crasher and spends no preemption."""
 ALONE_FOR: Final = PROVEN_AFTER
 """How long a suspect keeps other suspects from starting beside it."""
 

@@ -60,7 +60,7 @@ def _find_sources(name: str, search: list[str]) -> list[Path] | None:
 
 
 def _names_in(files: Sequence[Path], name: str) -> bool:
-    """Whether a file has the name as a word, or is no source that can be searched."""
+    """Whether a file has the name as a word, or is not a source that can be searched."""
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     for path in files:
         try:

@@ -307,7 +307,7 @@ class Admission:
             self.furnishing.inject(held)
 
     def _not_brought(self, held: HeldLease, problem: Exception) -> None:
-        """Give the task back: nothing of it has run, so this is no failure of its own. What no store has fails it."""
+        """Give the task back: nothing of it has run, so this is not a failure of its own. What no store has fails it."""
         services = self._services
         if isinstance(problem, RequestRefused):
             attempts = len(held.history.ended)

@@ -47,7 +47,7 @@ def new_marker() -> bytes:
 
 
 def read_marker(content: bytes) -> str:
-    """The id in a marker; a hash of it if its first line is no id."""
+    """The id in a marker; a hash of it if its first line is not an id."""
     text = content.partition(b"\n")[0].decode("utf-8", "replace").strip()
     return text if re.match(r"[\w.-]{1,64}$", text, re.ASCII) else "sha256-" + hashlib.sha256(content).hexdigest()[:24]
 

@@ -78,7 +78,7 @@ class KubernetesTarget(KubernetesTargetSettings):
     path: str
     """Path of the record root in the claim."""
     bucket: str | None = None
-    """URL of the record root if that is no claim."""
+    """URL of the record root if that is not a claim."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name in specs → name of the claim."""
     registries: Mapping[str, str] = field(default_factory=dict)

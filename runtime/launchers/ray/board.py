@@ -1,7 +1,7 @@
 """The claims of a head's drivers: a folder of the user who runs them, with a file for each driver, which it locks while it lives.
 
 The drivers of all jobs run on one machine, so that files do. A file that nobody locks is of a driver that has ended, and is
-removed. What is written here only orders runs: what cannot be read is no claim.
+removed. What is written here only orders runs: what cannot be read is not a claim.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _report_hosts(runs: Mapping[str, Any]) -> str:
 
 
 def read_time(milliseconds: object) -> datetime | None:
-    """The time in a head's words; None if it is no number of milliseconds, or of no year that is known."""
+    """The time in a head's words; None if it is not a number of milliseconds, or the year is out of range."""
     if not isinstance(milliseconds, int) or isinstance(milliseconds, bool) or milliseconds <= 0:
         return None
     try:

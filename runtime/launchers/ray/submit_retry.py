@@ -12,7 +12,7 @@ from runtime.launchers.ray.states import has_failed_to_start
 TRIES: Final = 3
 """How often one launch submits a job whose driver the head fails to start."""
 START_S: Final = 15.0
-"""How long a launch waits for a driver to start. A later start is no failure; the launch just does not see it."""
+"""How long a launch waits for a driver to start. A later start is not a failure; the launch just does not see it."""
 _LOOK_S: Final = 0.2
 
 

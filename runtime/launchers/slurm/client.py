@@ -26,7 +26,7 @@ SCRUB: Final = (
     "export LC_ALL=C SLURM_TIME_FORMAT=standard\n"
 )
 # The try is on disk before sbatch runs, and sbatch's answer is on disk even if nobody waits for it. squeue looks for a job
-# of the same name that has not ended, which the record root may have lost. Each word that is no builtin of the shell is
+# of the same name that has not ended, which the record root may have lost. Each word that is not a builtin of the shell is
 # one more process between a launch and its answer.
 NOT_ASKED: Final = "not asked"
 """In place of sbatch's exit code: `squeue` did not answer, so sbatch was not run."""

@@ -200,7 +200,7 @@ class ChildServer:
             outcome = "app_failed" if execution.ran_user_code else "setup_failed"
             details = {"outcome": outcome, "message": entries.describe(problem)}
         if os.getpid() != self.control.pid:
-            # This process was forked by the attempt and has returned from the user's code: it is no attempt.
+            # This process was forked by the attempt and has returned from the user's code: it is not an attempt.
             entries.flush()
             os._exit(1 if details else 0)
         measured = not in_container and (self._functions_run == 1 or (functions and not self._reuse))

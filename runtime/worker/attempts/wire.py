@@ -175,7 +175,7 @@ def encode_report(details: dict[str, Any], value: str) -> bytes:
     try:
         text = encode_json(details).encode()
     except (TypeError, ValueError, RecursionError) as problem:
-        # User code has put a value that is no number among its metrics.
+        # User code has put a value that is not a number among its metrics.
         return encode_report({"outcome": "app_failed", "message": f"its metrics cannot be recorded: {problem}"}, "")
     payload = DETAIL_HEADER.pack(len(text)) + text + value.encode("utf-8", "surrogatepass")
     if len(payload) > MOST_FRAME_BYTES:

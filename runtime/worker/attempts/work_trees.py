@@ -62,7 +62,7 @@ class WorkTrees:
     def fetch(self, snapshot: str, records: RecordStore) -> str:
         """Bring a snapshot to this host and return its folder, for `add`. May be called from any thread.
 
-        Raises as `fetch_snapshot`, and `NotPossible` for an archive that is no snapshot.
+        Raises as `fetch_snapshot`, and `NotPossible` for an archive that is not a snapshot.
         """
         from runtime.snapshots.snapshot import archive_reference, fetch_snapshot, read_entries
 
