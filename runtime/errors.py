@@ -39,7 +39,7 @@ class RuntimeFailure(Exception):
     def __init__(self, message: str, *, facts: Iterable[str] = (), hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        """What could not be done, naming the thing in backticks; lower case, no full stop."""
+        """The action that failed, naming the thing in backticks; lower case, no full stop."""
         self.facts = tuple(facts)
         """Facts seen, values expected or allowed, things left behind; a line each."""
         self.hint = hint

@@ -14,7 +14,7 @@ ACTIONS = ("kill", "exit", "stall", "raise")
 
 
 class FaultReached(Exception):
-    """What `raise` raises."""
+    """The exception that `raise` raises."""
 
 
 def parse_faults(text: str) -> "dict[str, tuple[str, int]]":

@@ -1,4 +1,4 @@
-"""What the code asks the machine for: time, chance, threads and ways to wait. A simulation stands in for all of it.
+"""The machine as the code sees it: time, chance, threads and ways to wait. A simulation stands in for all of it.
 
 Code that decides when something happens asks `system` and no library, so that the same code runs in a simulated world
 (tests/simulation). A call through `system` costs what a call of the library costs.

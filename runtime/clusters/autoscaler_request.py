@@ -1,4 +1,4 @@
-"""What Ray's autoscaler was asked for with `ray.autoscaler.sdk.request_resources`, in the store of Ray's head.
+"""Requests to Ray's autoscaler by `ray.autoscaler.sdk.request_resources`, in the store of Ray's head.
 
 The autoscaler reads it every five seconds, and it is gone with the head. The SDK writes the same key, but only from a
 program that has joined the cluster as a driver, and cannot read it.

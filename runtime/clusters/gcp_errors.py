@@ -1,4 +1,4 @@
-"""What Google's words for a TPU that it does not make mean for the person who asked: whether to wait, and what to do."""
+"""The meaning of Google's errors about TPUs that it does not create: whether to wait, and the next step."""
 
 from __future__ import annotations
 

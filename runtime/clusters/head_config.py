@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "runtime/"
 STATE: Final = "state"
 STOPPED: Final = "stopped"
-"""What `runtime cluster stop` writes as a head's state; the boot script replaces it."""
+"""The head's state after `runtime cluster stop`; the boot script replaces it."""
 START_AGAIN: Final = "`runtime cluster exec -- sudo google_metadata_script_runner startup`"
 
 

@@ -69,7 +69,7 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """What a head's own machine says of its cluster."""
+    """Facts about a cluster from the head's own machine."""
 
     address: str
     """Internal address. It is reserved, so a head that is made again has it too; and unlike the head's name it needs no DNS of

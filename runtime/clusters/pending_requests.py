@@ -23,7 +23,7 @@ _ANY: Final = re.compile(r"CPU|memory|object_store_memory|(?:accelerator_type|no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What may hold a request: a pool, or nodes beside the pools, such as members."""
+    """A place that may hold a request: a pool, or nodes beside the pools, such as members."""
 
     pool: str | None
     accelerator: str | None

@@ -47,7 +47,7 @@ class ClusterStopped(NotPossible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOutcome:
-    """What became of one member."""
+    """The result for one member."""
 
     name: str
     accelerator: str

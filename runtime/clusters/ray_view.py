@@ -1,4 +1,4 @@
-"""What Ray's dashboard says of a cluster: its hosts, which of them work, what waits for one, and which jobs run.
+"""A cluster as Ray's dashboard reports it: its hosts, which of them work, the requests that wait, and the jobs that run.
 
 Ray spells most keys of its answers in camel case, names of pools among them, so hosts are known by their addresses alone.
 """

@@ -56,7 +56,7 @@ _QUEUED_FIELDS: Final = "nextPageToken,unreachable,queuedResources(name,state,tp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What became of one resource."""
+    """The result for one resource."""
 
     dead: DeadResource
     error: str | None = None
@@ -190,7 +190,7 @@ def _parsed(parse: Callable[[Iterable[dict[str, Any]]], T], listed: Iterable[dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapRun:
-    """What one run did for one cluster."""
+    """The result of one run for one cluster."""
 
     plan: ReapPlan | None = None
     """None if Google was not asked, or did not answer."""

@@ -1,4 +1,4 @@
-"""What the reaper knows of its earlier runs, in a file: suspects, refusals, and counts.
+"""The reaper's memory of its earlier runs, in a file: suspects, refusals, and counts.
 
 The reaper is a process that starts every 45 s. A file that is missing or damaged is an empty memory: suspects wait once
 more, and counts begin again, as those of a process that was started again.

@@ -250,7 +250,7 @@ def give_up(world: World, *, token: str) -> set[RestartStep]:
 
 
 def describe_state(view: RestartView) -> str:
-    """What a restart that was begun has done, in words."""
+    """Describe the progress of a restart."""
     hold = view.hold
     assert hold is not None
     asked = f"{count_noun(len(hold.asked), 'job')} asked to end" if hold.asked else "no job asked to end"

@@ -70,7 +70,7 @@ class GitInfo(NamedTuple):
 
 
 class DoodadConfig(NamedTuple):
-    """What a function gets beside its variant."""
+    """The configuration that a function gets beside its variant."""
 
     exp_name: str
     base_log_dir: str

@@ -1,4 +1,4 @@
-"""What `runtime.tune` searches: ranges and choices by name, and constants beside them."""
+"""The search space of `runtime.tune`: ranges and choices by name, and constants beside them."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def spell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is searched, and what stays the same, each in the order of its names."""
+    """Searched parameters and constants, each in the order of its names."""
 
     variables: Mapping[str, Variable]
     constants: Mapping[str, Any]
 
     def make_variant(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What the function is called with."""
+        """Return the arguments of the function."""
         return dict(sorted([*self.constants.items(), *params.items()]))
 
     def take_params(self, variant: Mapping[str, Any]) -> dict[str, Any]:

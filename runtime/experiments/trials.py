@@ -29,7 +29,7 @@ class TrialState(StrEnum):
 class Trial:
     number: int
     params: Mapping[str, Any]
-    """What was searched, by name; the function's variant has the constants as well."""
+    """The searched parameters, by name; the function's variant has the constants as well."""
     value: float | None = None
     state: TrialState = TrialState.RUNNING
     error: str | None = None

@@ -31,7 +31,7 @@ STUDY: Final = "study"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Code:
-    """What every trial of a study runs: the code of the program that began it."""
+    """The code that every trial of a study runs: that of the program that began it."""
 
     entry: Mapping[str, Any]
     """Fields of a task, without those that differ from trial to trial."""

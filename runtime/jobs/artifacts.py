@@ -37,7 +37,7 @@ def check_artifacts(capture: Mapping[str, str], every: timedelta, reuse: Mapping
 
 
 def artifacts_order(spec: JobSpec) -> dict[str, Any]:
-    """What the order tells the shim of the artifacts; empty without any."""
+    """Return the shim's settings for artifacts; empty without any."""
     if not (spec.capture or spec.reuse):
         return {}
     from runtime.tasks.artifacts import ArtifactSpec, variable_of

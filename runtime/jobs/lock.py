@@ -161,7 +161,7 @@ def _namespace() -> str | None:
 
 
 def _read_holder(content: bytes) -> dict[str, Any]:
-    """What a lock says of its holder; nothing if a failure of power or of the disk has spoilt it."""
+    """Return the holder that a lock names; nothing if a power failure or the disk has damaged the file."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

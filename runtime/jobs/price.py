@@ -1,4 +1,4 @@
-"""What a launch costs by the hour, and whether it may begin."""
+"""The hourly price of a launch, and whether it may begin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Price:
 
 
 class PriceDecision(StrEnum):
-    """What a launch does about its price."""
+    """How a launch continues, given its price."""
 
     PROCEED = "proceed"
     ASK = "ask"

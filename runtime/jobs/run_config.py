@@ -210,7 +210,7 @@ def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]
 
 
 def _call(spec: JobSpec, job: JobIdentity) -> dict[str, Any]:
-    """What `runtime.shim.call` needs of a call, beside a run's own item, folder and numbers."""
+    """Return the part of a call that `runtime.shim.call` needs beside a run's own item, folder and numbers."""
     assert spec.call is not None
     call: dict[str, Any] = {
         "function": spec.call.function,

@@ -75,7 +75,7 @@ class CodeMode(StrEnum):
     SNAPSHOT = "snapshot"
     """The work tree as it is at launch, by content id."""
     IMAGE = "image"
-    """What lies in the image."""
+    """The code in the image."""
     NONE = "none"
     """The live tree, wherever the command finds it: later edits change what runs."""
 

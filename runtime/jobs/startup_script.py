@@ -1,4 +1,4 @@
-"""What a machine needs to start a job by itself: objects of the record root, and a start-up script that brings them.
+"""The files with which a machine starts a job by itself: objects of the record root, and a start-up script that fetches them.
 
 A machine's start-up script is limited to a few KB (16 on EC2), and the shim is larger. So the shim lies under its SHA-256 in
 the record root, once for each release, and the script is the stub of `runtime/shim/bootstrap.py`.

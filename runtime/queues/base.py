@@ -1,4 +1,4 @@
-"""What every queue promises: tasks go in, leases come out, and a settled lease has its record.
+"""The contract of every queue: tasks are put, leases are handed out, and a settled lease has its record.
 
 A queue delivers; the record store that it settles into is the truth. Delivery may come twice or late.
 """
@@ -24,7 +24,7 @@ def ignore_progress(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueTraits:
-    """What this kind of queue can do; the conformance suite holds each to it."""
+    """The abilities of a kind of queue; the conformance suite checks each."""
 
     kind: str
     tracks_holders: bool

@@ -83,7 +83,7 @@ class ArtifactManifest:
     saved_at: float = 0.0
     """Seconds since the epoch, by the clock of the machine that saved it."""
     left_out: str | None = None
-    """What is not in it and why, for people to read."""
+    """The parts that were left out and why, for people to read."""
 
     @property
     def size(self) -> int:
@@ -148,7 +148,7 @@ class Cache(Protocol):
 
 
 class ReadableBlobs(Protocol):
-    """What reading artifacts needs of `Blobs`; `download(key, to)` may bring large ones."""
+    """The part of `Blobs` that reading artifacts needs; `download(key, to)` may fetch large ones."""
 
     def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]: ...
     def get(self, key: str) -> bytes | None: ...
@@ -310,7 +310,7 @@ def _content_key(owner: str, sha256: str) -> str:
 
 
 def read_files(path: Path) -> tuple[ArtifactManifest, dict[str, Path]]:
-    """What a version of a file or folder of this machine would be, and where each content lies.
+    """Return the manifest that a version of a local file or folder would have, and where each content lies.
 
     Raises `ArtifactRefused` for too much, and `OSError` for a file that cannot be read.
     """

@@ -113,7 +113,7 @@ class KeptOutputs:
     url: str | None = None
     """A folder's path or a bucket's URL; None if nothing was kept."""
     left_out: str | None = None
-    """What could not be kept and why, for people to read."""
+    """The outputs that could not be kept and why, for people to read."""
 
 
 class ResultStore(Protocol):

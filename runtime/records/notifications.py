@@ -27,7 +27,7 @@ _WHO: Final = ("experiment", "queue", "owner", "task", "generation", "token")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRecord:
-    """What became of a message: after one try, or for good."""
+    """The result of sending a message: after one try, or for good."""
 
     sent: frozenset[int] = frozenset()
     """Numbers of the sinks that have it."""

@@ -1,4 +1,4 @@
-"""What lies beside a task file and decides its content: SQLite's logs and the folders for workers and files.
+"""Files beside a task file that decide its content: SQLite's logs and the folders for workers and files.
 
 SQLite believes any log that it finds there (https://www.sqlite.org/walformat.html), so in a folder in which everybody can
 make files, another user could put a whole queue into the file of its owner.

@@ -209,7 +209,7 @@ class Artifact(object):
         return self.began.union(*[contents for _, contents in self.mine[-KEPT:]])
 
     def describe(self):
-        """What people should know of the last version; None if it is whole."""
+        """Return a note for people on the last version; None if it is whole."""
         if self.last is None or self.last.get("absent"):
             return "no artifact `%s`: there is no `%s`" % (self.tag, self.named)
         said = self.last.get("left_out")

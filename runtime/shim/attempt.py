@@ -116,7 +116,7 @@ class CommandAttempt(object):
         self.had = find_newest(self.checkpoints)
         self.ranks = Ranks(order, self.folder, leader, meeting and meeting.node)
         self.artifacts: "Any" = None
-        """What is saved while the command runs, once it does."""
+        """The artifacts that are saved while the command runs, once it does."""
         self.signalled = False
         prefix = meeting.prefix if meeting else run.attempt_name(number) + "/"
         self.life = LifeSigns(run.record, prefix, Reports(os.path.join(self.folder, METRICS)))

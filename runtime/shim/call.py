@@ -88,7 +88,7 @@ class Run(object):
 
     @property
     def ids(self) -> "Dict[str, str]":
-        """What the backend and we call it, by the names of variables."""
+        """Its ids, ours and the backend's, by the names of variables."""
         own = {name: os.environ[name] for name in IDS if name in os.environ}
         return dict(self._find_origin().get("ids") or {}, **own)
 
@@ -544,7 +544,7 @@ def main(path: str) -> int:
 
 
 def find_value(function: "Callable[..., Any]", args: "List[Any]", kwargs: "Dict[str, Any]") -> "Any":
-    """What the function returns; None for one that exits with success."""
+    """Return the function's value; None if it exits with success."""
     try:
         return function(*args, **kwargs)
     except SystemExit as ended:

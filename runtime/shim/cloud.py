@@ -145,7 +145,7 @@ def _read_token(body):
 
 
 def ask_account(what):
-    """What Google's metadata server says of this machine's account: its `token` or `email`."""
+    """Ask Google's metadata server for this machine's account: its `token` or `email`."""
     place = variable("GCE_METADATA_HOST") or "metadata.google.internal"
     url = "http://%s/computeMetadata/v1/instance/service-accounts/default/%s" % (place, what)
     return fetch(url, {"Metadata-Flavor": "Google"})

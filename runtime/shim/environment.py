@@ -49,12 +49,12 @@ class GivenUp(SetupFailed):
 
 
 _MACHINES = re.compile("No space left on device|Disk quota exceeded|os error 28|os error 122")
-"""What managers say of a full disk."""
+"""Messages of package managers about a full disk."""
 _NETWORKS = re.compile(
     "NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Temporary failure in name resolution"
     "|error sending request|CondaHTTPError"
 )
-"""What managers say of an index that does not answer; it counts only if no lock file names the index."""
+"""Messages of package managers about an index that does not answer; they count only if no lock file names the index."""
 _REASON = re.compile("ERROR: (?!ResolutionImpossible)")
 _NAMES_INDEX = re.compile(r"(?m)^\s*(-i|-f|--index-url|--extra-index-url|--find-links)\b")
 _UNSET = re.compile(

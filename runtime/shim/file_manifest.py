@@ -161,7 +161,7 @@ def leads_out(name: str, target: str) -> bool:
 
 
 def tell(left_out: "Dict[str, str]") -> "Optional[str]":
-    """What is not in an artifact and why, for people to read."""
+    """Describe the parts that are not in an artifact and why, for people to read."""
     if not left_out:
         return None
     told = "; ".join("`%s` %s" % each for each in sorted(left_out.items())[:5])

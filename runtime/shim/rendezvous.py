@@ -74,7 +74,7 @@ class Rendezvous(object):
         self.deadline: "Optional[float]" = None
         """The end of the attempt's time limit by the clock of node 0, from then on."""
         self.printed = 0
-        """What this node's ranks have printed, for the other nodes."""
+        """The output of this node's ranks, for the other nodes."""
         self.beats, self.beat_at = 0, 0.0
         self.looked_at = time.monotonic()
         self.left = threading.Event()
@@ -90,7 +90,7 @@ class Rendezvous(object):
 
     @property
     def prefix(self):
-        """What the names of this node's life signs begin with."""
+        """Prefix of the names of this node's heartbeats."""
         return self.name + "/" if self.leads else self.rank_name(self.node, ".")
 
     def rank_name(self, node, what=""):

@@ -28,7 +28,7 @@ LOCK_OF: Final[Mapping[str, str]] = {"uv": "uv.lock", "pip": "requirements.txt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packages:
-    """What an environment is made of."""
+    """The ingredients of an environment."""
 
     manager: Literal["pip", "uv"]
     python: str

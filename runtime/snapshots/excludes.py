@@ -1,4 +1,4 @@
-"""What commands of this package put into a folder of code: it is no code, and no snapshot takes it."""
+"""Files that commands of this package put into a folder of code. They are not code, and no snapshot takes them."""
 
 from __future__ import annotations
 

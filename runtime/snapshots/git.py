@@ -1,4 +1,4 @@
-"""What git says of a work tree: where it stands, and what differs from its commit. Git takes no lock and writes nothing."""
+"""The state of a work tree in git: its commit, and the differences from it. Git takes no lock and writes nothing."""
 
 from __future__ import annotations
 

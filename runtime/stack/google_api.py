@@ -181,7 +181,7 @@ class GoogleApi:
 
 
 def find_list_problem(answer: Mapping[str, Any], items: str) -> str | None:
-    """What is wrong with a page of a list; None if all of its members are in it."""
+    """Return the problem with a page of a list; None if it is complete."""
     members = answer.get(items, [])
     if "error" in answer:
         return f"it is an error: {_one_line(answer['error'])}"

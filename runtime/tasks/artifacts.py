@@ -30,7 +30,7 @@ _VERSION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSpec:
-    """What attempts of a task save and find, by tag."""
+    """The artifacts that attempts of a task save and find, by tag."""
 
     capture: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     """Tag → file or folder, relative to the folder that an attempt starts in."""

@@ -1,4 +1,4 @@
-"""What a task runs, as people see it and as two tasks are compared: calls carry more than their function and its arguments."""
+"""A task's work as text for people and for comparing two tasks: calls carry more than their function and its arguments."""
 
 from __future__ import annotations
 

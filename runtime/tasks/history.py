@@ -1,4 +1,4 @@
-"""What becomes of a task: leases, how each of its attempts started and ended, its record, and its mark as a dead letter."""
+"""The life of a task: leases, how each of its attempts started and ended, its record, and its mark as a dead letter."""
 
 from __future__ import annotations
 

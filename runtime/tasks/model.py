@@ -105,7 +105,7 @@ Entry: TypeAlias = WorkflowEntry | CommandEntry | FunctionEntry
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one attempt needs of a slot. Zero means no claim beyond the slot's own share."""
+    """Resources that one attempt needs of a slot. Zero means no claim beyond the slot's own share."""
 
     cpus: float = 0
     memory_bytes: int = 0

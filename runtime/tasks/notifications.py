@@ -1,4 +1,4 @@
-"""What a message says of a task's end, or of an experiment whose tasks have all ended, and who gets it. Pure.
+"""Messages about the end of a task, or of an experiment whose tasks have all ended, and their recipients. Pure.
 
 Equal ends have equal ids, independent of the sender and the number of tries.
 """

@@ -53,7 +53,7 @@ class LauncherCase:
     metadata: MetadataServer | None = None
     """The stand-in for a cloud's metadata server whose variables the shims have, for launchers that heed notices."""
     tell: Callable[[], str] = str
-    """What the backend says of itself, for the message of a test that waits in vain."""
+    """The backend's own report, for the message of a test that waits in vain."""
 
     def target(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
@@ -160,7 +160,7 @@ class Bench:
             time.sleep(0.05)
 
     def tell(self) -> str:
-        """What the record and the backend say of the jobs, for messages."""
+        """Return the reports of the record and the backend on the jobs, for messages."""
         jobs = [(job.id, job.look(tell=lambda problem: None)) for job in self._opened if isinstance(job, JobHandle)]
         return "\n".join([*map(str, jobs), self.case.tell()])
 

@@ -1,4 +1,4 @@
-"""What a worker makes on its machine. A simulation stands in for it."""
+"""The parts of a worker that touch its machine. A simulation replaces them."""
 
 from __future__ import annotations
 

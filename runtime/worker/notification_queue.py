@@ -40,7 +40,7 @@ class DueMessage:
 
 
 class NotificationQueue:
-    """What waits and what is under way, by the receivers of each message."""
+    """Messages that wait and messages that are being sent, by receiver."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[TaskSink, ...], deque[DueMessage]] = {}

@@ -52,7 +52,7 @@ MOST_URL_BYTES: Final = 8192
 
 @dataclass(slots=True)
 class SendResult:
-    """What a try came to."""
+    """The result of one try."""
 
     message: Notification
     told: DeliveryRecord

@@ -1,4 +1,4 @@
-"""What a task needs on this machine, and is made once for all tasks that wait for it: an environment, a container's image.
+"""Prerequisites of a task on this machine, each made once for all tasks that wait for it: an environment, a container's image.
 
 Making it may take minutes and happens on threads of its own; the leases of the tasks that wait are renewed meanwhile, and no
 time limit runs. What this machine cannot make for a reason of its own (no such program, a full disk, no network) buries no

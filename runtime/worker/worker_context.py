@@ -62,11 +62,11 @@ class HeldLease:
     environment: str = ""
     """The folder of the task's environment; empty for the worker's own."""
     engine: Engine | None = None
-    """What runs the task's container; None without a container."""
+    """The engine that runs the task's container; None without a container."""
     reports: Reports | None = None
     """The attempt's reports, once it has made any."""
     left_out: str | None = None
-    """What is not in the attempt's artifacts and why, for people to read."""
+    """The parts that are not in the attempt's artifacts and why, for people to read."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by variable that the attempt gets."""
 

@@ -40,12 +40,12 @@ _KNOWN: Final = (
     (r"\brm\s.{0,200}/tmp/ray\b", "each start of Ray has a new container, and sessions older than a week are dropped"),
     (r"\.ray/auth_token", "Ray's token authentication is not set up by a stack; no port is open beyond the subnet"),
 )
-"""What a command does → what takes its place."""
+"""The replacement for each kind of command."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SetUp:
-    """What a stack takes of the commands."""
+    """The parts of the commands that a stack keeps."""
 
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)

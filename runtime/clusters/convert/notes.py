@@ -1,4 +1,4 @@
-"""What a conversion says: each thing of the cluster file that the stack file lacks, and the next step for it."""
+"""Notes of a conversion: each part of the cluster file that the stack file lacks, and the next step for it."""
 
 from __future__ import annotations
 

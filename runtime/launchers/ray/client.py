@@ -68,7 +68,7 @@ class RayJobs:
         return known
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """What the head knows of a job; None if it knows none of this id."""
+        """Return the head's record of a job; None for an unknown id."""
         try:
             return dict(self._call("GET", urllib.parse.quote(name), f"tell of `{name}`"))
         except RayRefused as refused:
@@ -77,7 +77,7 @@ class RayJobs:
             raise
 
     def list_drivers(self) -> list[dict[str, Any]]:
-        """What runs as a job without having been submitted: programs that connected to the cluster by themselves."""
+        """List programs that connected to the cluster by themselves, without having been submitted."""
         found = self._call("GET", "", "list its jobs")
         return [dict(job) for job in found if not job.get("submission_id")]
 
@@ -92,7 +92,7 @@ class RayJobs:
         return str(session) if session else None
 
     def read_log(self, name: str) -> str:
-        """What the job's driver printed; empty if there is no such job."""
+        """Return the output of the job's driver; empty for an unknown job."""
         try:
             return str(self._call("GET", f"{urllib.parse.quote(name)}/logs", f"show the log of `{name}`")["logs"])
         except RayRefused as refused:

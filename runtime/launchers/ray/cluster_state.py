@@ -1,4 +1,4 @@
-"""What the driver sees of its cluster: nodes, the stack's pools, and what Ray's autoscaler does and was refused. Pure."""
+"""The driver's view of its cluster: nodes, the stack's pools, and the requests and refusals of Ray's autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Refusal:
 class ClusterView:
     nodes: tuple[NodeView, ...] = ()
     pools: tuple[PoolView, ...] | None = None
-    """None if nothing says which there are."""
+    """None if the pools are not known."""
     coming: Mapping[str, int] = field(default_factory=dict)
     """Pool → nodes that are being made."""
     dead: Mapping[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ _NAME: Final = re.compile(r"j-[0-9a-f]+-e[0-9]{1,9}-p[0-9]{1,9}-[0-9a-f]{6}")
 
 
 def read_metadata(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job was submitted with; empty for one without metadata, or with something else in its place."""
+    """Return the metadata of a job; empty for a job without metadata, or with something else in its place."""
     said = info.get("metadata")
     return dict(said) if isinstance(said, Mapping) else {}
 

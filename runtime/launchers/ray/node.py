@@ -1,4 +1,4 @@
-"""What runs on a node of the cluster for a run: an actor that starts the shim as a fresh process and waits for it."""
+"""The actor of a run on a node of the cluster: it starts the shim as a fresh process and waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.launchers.ray.secret_rotation import read_rotated
 from runtime.shim.tree_walk import remove_folder
 
 FOLDER: Final = "runtime-ray-"
-"""What the names of the temporary folders begin with."""
+"""Prefix of the temporary folders' names."""
 OF_WORKER: Final = frozenset(
     {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE", "RAY_JOB_ID", "RAY_LD_PRELOAD_ON_WORKERS", "RAY_RAYLET_PID", "SPT_NOENV"}
 )

@@ -1,4 +1,4 @@
-"""What the driver hands on about nodes that died: a file beside the attempt, from which the next shim takes the reason.
+"""The driver's notes on nodes that died: a file beside the attempt, from which the next shim takes the reason.
 
 The driver ends no attempt. An attempt's own end counts, unless it says only that the attempt was asked to stop.
 """

@@ -79,7 +79,7 @@ def sort_nodes(places: Sequence[Mapping[str, Any]], slices: int = 1) -> list[int
 
 
 def list_firsts(wants: Mapping[str, Any], nodes: int) -> list[tuple[dict[str, float], dict[str, Any]]]:
-    """What a run asks for first, in the form of `list_rooms`: all its nodes, or the first host of each slice of a TPU with
+    """Return the first request of a run, in the form of `list_rooms`: all its nodes, or the first host of each slice of a TPU with
     several hosts. That host has a resource of its own, and its name leads to the others."""
     tpu = wants.get("tpu")
     if tpu is None or tpu.get("hosts", nodes) == 1:
@@ -91,7 +91,7 @@ def list_firsts(wants: Mapping[str, Any], nodes: int) -> list[tuple[dict[str, fl
 def list_rooms(
     wants: Mapping[str, Any], nodes: int, names: Sequence[str] = ()
 ) -> list[tuple[dict[str, float], dict[str, Any]]]:
-    """What each node asks for, as a bundle of a placement group and as options of its actor.
+    """Return the request of each node, as a bundle of a placement group and as options of its actor.
 
     With the `names` of slices, the nodes are their hosts, slice by slice.
     """

@@ -19,7 +19,7 @@ PATIENCE_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What each run of a driver asks for, and for whom."""
+    """The resources that each run of a driver requests, and its owner."""
 
     job: str
     owner: str

@@ -1,4 +1,4 @@
-"""What a run asks a Ray cluster for."""
+"""The resources that a run requests from a Ray cluster."""
 
 from __future__ import annotations
 

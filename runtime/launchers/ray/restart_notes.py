@@ -37,7 +37,7 @@ def record_asked(jobs: RayJobs, names: Collection[str]) -> None:
 
 
 def _read(jobs: RayJobs) -> tuple[set[str], int]:
-    """What the notes name, and the number of the next one."""
+    """Return the jobs that the notes name, and the number of the next note."""
     found: set[str] = set()
     for number in itertools.count(1):
         info = jobs.get(f"{_NOTE}{number}")

@@ -242,7 +242,7 @@ def split_requests(messages: Iterable[OutgoingMessage]) -> Iterator[list[Outgoin
 
 @dataclass(slots=True)
 class DeliveryVerdicts:
-    """What becomes of deliveries that were just looked at."""
+    """Decisions on deliveries that were just examined."""
 
     ready: list[Delivery] = field(default_factory=list)
     later: list[Delivery] = field(default_factory=list)
