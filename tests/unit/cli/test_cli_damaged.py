@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         yield terminal
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["cut off", "zeros", "empty object"])
 def test_no_damaged_file_of_a_record_makes_a_verb_fail_unexpectedly(run: Terminal, damage: str) -> None:
     script = "echo said; echo out > $RUNTIME_OUTPUT_DIR/o; [ $SEED = 0 ] || exec sleep 600; exit 3"
     job = run.launch(script, "--seeds", "2", "--max-parallel", "2", "--set", "capture.model=model")

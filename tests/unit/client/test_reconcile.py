@@ -314,7 +314,7 @@ def test_job_with_a_secret_of_the_launching_machine_goes_on_while_its_value_is_t
         assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
-DAMAGES = (b"", b"[]", b"null", b"{}", b'"x"', b"\0\xff", b'{"name": ', b"[" * 100_000)
+DAMAGES = (b"", b'{"name": ', b"[" * 100_000)
 
 
 @pytest.mark.parametrize(
