@@ -21,7 +21,7 @@ CONTRACT: Final = "contract/"
 the code of their tasks with them, do not write it."""
 LOGS: Final = "logs/"
 NOTES: Final = "attempts/"
-REWRITTEN: Final = ("workers/", "counters/", "control/")
+REWRITTEN: Final = ("workers/", "counters/")
 """Prefixes that each worker overwrites every 30 seconds; old versions are of no use."""
 _DAY_S: Final = 86_400
 _PAST_DAYS: Final = 30

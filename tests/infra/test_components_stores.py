@@ -88,7 +88,7 @@ def test_records_of_the_defaults_is_a_closed_versioned_bucket_that_stays(preview
                 "condition": {
                     "daysSinceNoncurrentTime": 1,
                     "withState": "ARCHIVED",
-                    "matchesPrefixes": ["workers/", "counters/", "control/"],
+                    "matchesPrefixes": ["workers/", "counters/"],
                 },
             },
             {"action": {"type": "Delete"}, "condition": {"daysSinceNoncurrentTime": 30, "withState": "ARCHIVED"}},

@@ -208,7 +208,7 @@ class ClusterRestart:
         for name in left:
             self._tell(f"member node `{name}` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`")
 
-    def _resume(self, view: RestartView) -> None:
+    def _take_up(self, view: RestartView) -> None:
         until = system.monotonic() + TAKE_UP_S
         acted: dict[str, KeptJob] = {}
         while True:

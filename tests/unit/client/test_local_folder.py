@@ -317,7 +317,7 @@ def test_fetch_over_ssh_from_a_machine_that_names_files_outside_is_refused_and_s
         run,
         monkeypatch,
         """
-        Place.tree = lambda self, folder: [["a", 5], ["../../x", 5], ["z", 5]]
+        GuardedRoot.tree = lambda self, folder: [["a", 5], ["../../x", 5], ["z", 5]]
         """,
     )
 
@@ -356,10 +356,10 @@ def test_bundle_whose_machine_names_jobs_outside_is_remembered_nowhere(
         run,
         monkeypatch,
         """
-        Place.names = lambda self, folder, prefix: ["j-/../../../evil"] if folder == "jobs" else []
-        Place.read = lambda self, name: b'{"parts": ["p"], "name": "n"}'
-        Place.read_many = lambda self, names: {name: b"1" for name in names}
-        Place.create = lambda self, *args: True
+        GuardedRoot.names = lambda self, folder, prefix: ["j-/../../../evil"] if folder == "jobs" else []
+        GuardedRoot.read = lambda self, name: b'{"parts": ["p"], "name": "n"}'
+        GuardedRoot.read_many = lambda self, names: {name: b"1" for name in names}
+        GuardedRoot.create = lambda self, *args: True
         """,
     )
 
@@ -374,7 +374,7 @@ def test_answer_that_is_no_list_of_files_is_an_infrastructure_failure(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run.finish("echo good > $RUNTIME_OUTPUT_DIR/a")
-    hostile_ssh(run, monkeypatch, "Place.tree = lambda self, folder: [1, 2]\n")
+    hostile_ssh(run, monkeypatch, "GuardedRoot.tree = lambda self, folder: [1, 2]\n")
 
     said = run("fetch", job, "home", "--on", "far")
 

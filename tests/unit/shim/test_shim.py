@@ -2488,7 +2488,7 @@ REAPED_EARLY = """
 import subprocess
 from runtime.shim import processes
 processes.adopt_orphans()
-child = processes.Child(["/bin/sh", "-c", "exit 5"], start_new_session=True)
+child = processes.ChildProcess(["/bin/sh", "-c", "exit 5"], start_new_session=True)
 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 processes.reap_orphans()
 print(child.pid in processes.KNOWN, child.wait(), child.pid in processes.KNOWN)
