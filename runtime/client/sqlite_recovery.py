@@ -76,7 +76,7 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.recovering-", dir=path.parent) as scratch:
             try:
-                done = _recover(path, Path(scratch), now or system.now(), in_use=in_use)
+                done = _recover(path, Path(scratch), now or system.now())
             except NotPossible:
                 if not in_use:
                     lock.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
     return done
 
 
-def _recover(path: Path, scratch: Path, now: datetime, *, in_use: bool) -> Recovered | None:
+def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
     # The second name that an interrupted recovery gave the file.
     kept = next((each for each in path.parent.glob(f"{path.name}.damaged-*") if each.samefile(path)), None)
     copy = scratch / "damaged.db"
