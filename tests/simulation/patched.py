@@ -1,7 +1,7 @@
 """The product with something taken out that it was once without: what a simulator that works has to find.
 
 Each file in `patches/` names the functions that it changes and the lines that it replaces in them, the scenario in which that
-is found, and the law that it breaks. A tape is there only if a thousand seeds do not find it.
+is found, and the law that it breaks. A patch that seeds find late has a tape, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PATCHES = Path(__file__).parent / "patches"
 SEEDS = 1000
-"""The seeds that are tried for a patch without a tape."""
+"""The number of seeds that are tried for a patch without a tape."""
 
 
 class PatchStale(Exception):

@@ -15,4 +15,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "world:small-bodies:0=1 retries:comes:0=1 submitter:when:0=3 w1.0:harsh-call:13=9 w0.0:harsh-call:15=12 w1.1:failing:0=1 w1.1:work:1=3 w1.1:harsh-call:47=4 w1.1:failing:1=1 w1.1:harsh-call:51=9"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "other:call:0=2 w0.0:work:0=1 w0.0:call:23=18 w0.0:work:1=2 w0.0:call:36=6 w0.0:call:40=7"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "planner:when:0=2 retrier-too:when:0=1 purger:purges:0=1 purger:when:0=3 submitter:switch:0=2 w0.0:die:2=2 w1.0:work:1=1 w1.0:die:8=2 w0.1:switch:49=1 retrier:switch:2=2 w1.1:work:1=3"

@@ -13,4 +13,3 @@ EDITS = [
 """,
     ),
 ]
-TAPE = "pauser:comes:0=1 w0.0:call:0=9 w1.0:work:0=3 w0.1:call:20=3 w0.1:call:41=6 w0.1:call:44=9"
