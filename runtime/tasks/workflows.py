@@ -97,17 +97,18 @@ def workflow(
     return register if function is None else register(function)
 
 
-def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object]:
+def load(entry: Entry, *, project: Project | None = None, started_in: Path | None = None) -> Callable[[], object]:
     """The entry as a call, its arguments parsed and checked; calling it runs the work.
 
     Raises `RequestRefused` for problems that no retry solves: `UnknownName`, `UnknownModule`, `BadArguments`. Exceptions
     of the user's own module during its import come through unchanged. `project` holds the settings; by default they are
-    looked for from the working directory.
+    looked for from the working directory. If that is a snapshot, which holds no secrets, the files of `env_files` that it
+    lacks are read from the project around the folder `started_in`.
     """
     match entry:
         case WorkflowEntry(name, workflow_name, args):
             settings = project or _read_project(Path.cwd())
-            prepare_process(settings)
+            prepare_process(settings, started_in)
             function = find_workflow(name, workflow_name, settings)
             try:
                 return bind_arguments(function, args, name=f"{name} {workflow_name}")
@@ -118,13 +119,13 @@ def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object
                     hint=f"`runtime run {name} {workflow_name} --help` prints it",
                 ) from None
         case FunctionEntry(name, args, kwargs):
-            prepare_process(project or _read_project(Path.cwd()))
+            prepare_process(project or _read_project(Path.cwd()), started_in)
             return bind_call(find_function(name), args, kwargs, name=name)
         case CommandEntry():
             raise TypeError("a command is executed, not called")
 
 
-def prepare_process(project: Project) -> None:
+def prepare_process(project: Project, started_in: Path | None = None) -> None:
     """Make the working directory importable, load `env_files`, and call `workflow_setup`; once in a process."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
@@ -133,7 +134,7 @@ def prepare_process(project: Project) -> None:
     if key in _prepared:
         return
     for each in project.env_files:
-        _load_env_file(each, project)
+        _load_env_file(each, project, started_in)
     if project.workflow_setup:
         find_function(project.workflow_setup, kind="workflow_setup")()
     _prepared.add(key)
@@ -252,16 +253,12 @@ def _read_project(folder: Path) -> Project:
     return load_project(folder)
 
 
-def _load_env_file(name: str, project: Project) -> None:
-    """Load it from the project, or, as secrets are in no snapshot, from the project that the worker was started in."""
+def _load_env_file(name: str, project: Project, started_in: Path | None) -> None:
     from dotenv import load_dotenv
 
     path = project.root / name
-    child = getattr(sys.modules.get("runtime.worker.attempts.child"), "current", None)
-    if not path.is_file() and child is not None and child.environment.code_dir:
-        from runtime.config import load_project
-
-        path = load_project(Path(child.environment.cwd)).root / name
+    if started_in is not None and not path.is_file():
+        path = _read_project(started_in).root / name
     found = read_file(str(path))
     if found is None:
         raise RequestRefused(

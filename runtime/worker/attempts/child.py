@@ -300,7 +300,7 @@ class ChildServer:
             if execution.is_asked_to_stop():
                 raise AttemptStopped("stopped before it began")
             if "workflow" in body:
-                returned = _call_workflow(execution, body)
+                returned = _call_workflow(execution, body, self.environment)
             else:
                 returned = self._call_function(body)
             if not self._reuse or _left_threads():
@@ -384,7 +384,9 @@ class ChildServer:
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
-def _call_workflow(execution: Execution, body: dict[str, Any]) -> object:
+def _call_workflow(execution: Execution, body: dict[str, Any], environment: ProcessEnvironment) -> object:
+    from pathlib import Path
+
     from runtime.errors import RequestRefused
     from runtime.tasks.model import WorkflowEntry
     from runtime.tasks.workflows import load
@@ -393,7 +395,8 @@ def _call_workflow(execution: Execution, body: dict[str, Any]) -> object:
     execution.make_output()
     sys.argv = [body["workflow"], *(body.get("args") or ())]
     try:
-        call = load(WorkflowEntry(body["project"], body["workflow"], tuple(body.get("args") or ())))
+        entry = WorkflowEntry(body["project"], body["workflow"], tuple(body.get("args") or ()))
+        call = load(entry, started_in=Path(environment.cwd) if environment.code_dir else None)
     except RequestRefused as refusal:
         entries.print_error(refusal.render())
         raise AttemptFailed("config_invalid", "; ".join((refusal.message, *refusal.facts))) from None
