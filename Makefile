@@ -21,13 +21,13 @@ quickstart: .venv/.base-compiled ## install what a user needs, then run the main
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test that needs no server; minutes on two cores
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m 'not service' $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m 'not service and not nightly' $(ARGS)
 
 test-services: .venv/.compiled ## tests that start real servers; skipped with the reason if a component is missing
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m service $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'service and not nightly' $(ARGS)
 
-soak: .venv/.compiled ## storms, soaks and searches of the simulation at full size; more than an hour
-	@code=0; SOAK=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m soak $(ARGS) || code=1; \
+soak: .venv/.compiled ## storms, soaks, further variants of tests, and long searches of the simulation; hours
+	@code=0; SOAK=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m 'soak or nightly' $(ARGS) || code=1; \
 	$(PY) -m tests.simulation scenarios | xargs -I{} $(PY) -m tests.simulation run {} --seconds $(SOAK_S) || code=1; exit $$code
 
 check: lint types fast ## format, lint, types and the fast tests, offline
@@ -40,7 +40,7 @@ types: .venv/.ready
 	$(PY) -m mypy --no-error-summary
 
 fast: .venv/.compiled
-	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/infra tests/services/test_failure*.py) $(ARGS)
+	$(PY) -m pytest -q -n 4 -m 'not service and not slow and not nightly' $(wildcard tests/unit tests/conformance tests/infra tests/services/test_failure*.py) $(ARGS)
 
 services: .venv-lock/.ready ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services

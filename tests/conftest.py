@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,15 +118,22 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures they use: services as `service`, golden files as `golden`."""
+    """Mark tests by the fixtures they use, services as `service` and golden files as `golden`, and variants as `nightly`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
     services |= {"ssh_server", "kubernetes", "kubernetes_node", "shared_ray"}
+    variants = Counter[str]()
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & services:
             item.add_marker(pytest.mark.service)
         if "golden" in fixtures:
             item.add_marker(pytest.mark.golden)
+        daily = item.get_closest_marker("daily")
+        if daily is not None:
+            test = item.nodeid.partition("[")[0]
+            variants[test] += 1
+            if variants[test] > daily.args[0]:
+                item.add_marker(pytest.mark.nightly)
     places = {Path(__file__).parent / f"services/test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

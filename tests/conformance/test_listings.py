@@ -214,6 +214,7 @@ def calls_on(place: Place, fault: Fault) -> Mapping[str, Call]:
 
 
 @pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.daily(2)
 def test_listing_with_a_fault_on_any_page_is_complete(place: Place, fault: Fault) -> None:
     for name, call in calls_on(place, fault).items():
         complete, pages = count_pages(place, call)
@@ -237,6 +238,7 @@ def test_listing_with_a_stall_on_every_page_is_complete(place: Place) -> None:
 @pytest.mark.parametrize("place", ["gcs"], indirect=True)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("fault", LASTING)
+@pytest.mark.daily(16)
 def test_listing_with_a_fault_that_lasts_is_an_error_that_may_pass(place: Place, call: Call, fault: Fault) -> None:
     server_of(place).fail_next("LIST", [fault] * 1000)
 
@@ -267,6 +269,7 @@ def test_listing_among_names_that_are_not_ours_is_complete(place: Place) -> None
 
 
 @pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.daily(2)
 def test_listing_among_names_that_are_not_ours_with_a_fault_on_any_page_is_complete(place: Place, fault: Fault) -> None:
     leave_strays(place)
     for name in ("parts", "tried_again"):
@@ -368,6 +371,7 @@ listing_calls = pytest.mark.parametrize(
 
 @listing_calls
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+@pytest.mark.daily(10)
 def test_listing_of_a_folder_that_fails_once_is_complete(folder: Place, disk: Disk, call: Call, number: int) -> None:
     complete, steps = count_looks(folder, disk, call)
     disk.fail(number)

@@ -255,6 +255,7 @@ store.close()
 
 
 @pytest.mark.slow
+@pytest.mark.daily(2)
 def test_commit_from_many_processes_has_one_winner(place: Place, store: RecordStore) -> None:
     if not place.processes:
         pytest.skip("memory is one process's own")
@@ -946,6 +947,7 @@ store.close()
 
 
 @pytest.mark.slow
+@pytest.mark.daily(2)
 def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, store: RecordStore) -> None:
     if not place.processes:
         pytest.skip("memory is one process's own")

@@ -70,6 +70,7 @@ def test_incomplete_engine_is_as_good_as_none(tmp_path: Path) -> None:
     ids=["no engine", "no Kubernetes"],
 )
 @pytest.mark.parametrize(("required", "outcome"), [("1", "error"), ("", "skipped")])
+@pytest.mark.daily(1)
 def test_whatever_the_tier_lacks_is_a_failure_only_where_the_engine_is_required(
     tmp_path: Path, test: str, path: str, reason: str, required: str, outcome: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Stand-ins for Slurm's commands: `sbatch` runs each task's script at once, here, and `sacct` reports how it ended.
+"""Stand-ins for Slurm's commands: `sbatch` runs the tasks' scripts here, one after another, and `sacct` reports how they ended.
 
 Nothing waits or is requeued: they serve tests of submission and of ended jobs.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+from tests.shim_support import wait_for
 
 _SBATCH = r"""
 import os, re, subprocess, sys
@@ -23,6 +25,12 @@ if "array" in given:
     for part in given["array"].partition("%")[0].split(","):
         first, _, last = part.partition("-")
         tasks += range(int(first), int(last or first) + 1)
+print(number, flush=True)
+if os.fork():
+    os._exit(0)
+os.setsid()
+for stream in (0, 1, 2):
+    os.dup2(os.open(os.devnull, os.O_RDWR), stream)
 for task in tasks:
     env = {key: value for key, value in os.environ.items() if key != "RUNTIME_FAULTS"}
     env["SLURM_JOB_ID"] = env["SLURM_ARRAY_JOB_ID"] = str(number)
@@ -35,7 +43,7 @@ for task in tasks:
     state = "FAILED|%d:0" % code if code else "COMPLETED|0:0"
     with open(folder + "/ended", "a") as ended:
         ended.write("%s|%s|%s|n1|2026-01-31T12:00:00|None\n" % (name, given["job-name"], state))
-print(number)
+open("%s/done.%d" % (folder, number), "w").close()
 """
 _SACCT = r"""
 import os, sys
@@ -59,6 +67,11 @@ class SlurmCommands:
             path = self.bin / name
             path.write_text(f"#!{sys.executable}\n{program.replace('FOLDER', repr(str(folder)))}")
             path.chmod(0o755)
+
+    def wait(self) -> None:
+        """Wait until all tasks that were submitted so far have ended."""
+        for number in range(1, len(self.submitted()) + 1):
+            wait_for((self.folder / f"done.{number}").exists, f"the end of job {number}")
 
     def submitted(self) -> list[dict[str, str]]:
         """Return the options of each sbatch call so far."""

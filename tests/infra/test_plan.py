@@ -329,6 +329,7 @@ KNOBS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize("knob", sorted(KNOBS))
+@pytest.mark.daily(12)
 def test_plan_one_knob_takes_exactly_its_steps(knob: str, project: Project, golden: Callable[[str, str], None]) -> None:
     stack, change = KNOBS[knob]
     project.copy(stack, change)

@@ -156,6 +156,7 @@ HARMLESS = ("empty object",)
 
 
 @pytest.mark.parametrize("name", ["null", "text", "true", "zero", "number", "empty list", "empty object"])
+@pytest.mark.daily(3)
 def test_values_that_are_accepted_together_build(name: str) -> None:
     config, changed = copy.deepcopy(FULL), []
     for where, keys in KEYS.items():

@@ -96,6 +96,7 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("first", ["slow", "fast"])
+@pytest.mark.daily(1)
 def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, first: str) -> None:
     task = yard.submit_one("held", "twice", key="twice")
     slow = yard.start()

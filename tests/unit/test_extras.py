@@ -138,6 +138,7 @@ def test_base_environment_has_no_library_of_an_extra(base: Path) -> None:
     ],
     ids=" ".join,
 )
+@pytest.mark.daily(3)
 def test_command_on_a_target_without_its_library_names_the_extra(base: Path, tmp_path: Path, words: list[str]) -> None:
     ended = runs(base, tmp_path, *words)
 
@@ -159,6 +160,7 @@ def test_command_on_a_target_without_its_library_names_the_extra(base: Path, tmp
     ],
     ids=" ".join,
 )
+@pytest.mark.daily(3)
 def test_command_on_a_stack_without_its_library_names_the_extra(base: Path, tmp_path: Path, words: list[str]) -> None:
     ended = runs(base, tmp_path, *words, stack=True)
 

@@ -42,6 +42,7 @@ class Completion:
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "fetch", "cancel", "retry", "wait", "explain", "interrupt"])
+@pytest.mark.daily(3)
 def test_completion_of_a_job_has_its_name_and_its_id(complete: Completion, verb: str) -> None:
     job = complete.run.finish("true", "--name", "train-7b")
 

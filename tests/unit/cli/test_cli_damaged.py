@@ -33,6 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("damage", ["cut off", "zeros", "empty object"])
+@pytest.mark.daily(1)
 def test_no_damaged_file_of_a_record_makes_a_verb_fail_unexpectedly(run: Terminal, damage: str) -> None:
     script = "echo said; echo out > $RUNTIME_OUTPUT_DIR/o; [ $SEED = 0 ] || exec sleep 600; exit 3"
     job = run.launch(script, "--seeds", "2", "--max-parallel", "2", "--set", "capture.model=model")
@@ -103,6 +104,7 @@ def test_end_that_only_the_backend_knows_is_announced_beside_a_damaged_result(tm
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("file", ["native/001.000000.json", "intent.json"])
+@pytest.mark.daily(3)
 def test_job_that_runs_with_a_damaged_record_is_named_by_every_overview(run: Terminal, file: str, damage: str) -> None:
     job = run.launch("exec sleep 600", "--name", "train")
     run.wait(job, "running")

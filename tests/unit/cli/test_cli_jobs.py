@@ -1249,7 +1249,7 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
     assert run("explain", job).out.splitlines()[0] == (f"job `{job[:10]}` failed: the command failed with exit code 4")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

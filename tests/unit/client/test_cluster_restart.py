@@ -132,6 +132,7 @@ def test_restart_takes_up_the_jobs_of_all_targets_and_keeps_their_interpreters(
 
 
 @pytest.mark.parametrize("killed", STEPS)
+@pytest.mark.daily(4)
 def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job_twice(
     killed: RestartStep, head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_head_that_takes_no_note_of_jobs_of_other_records_is_restarted_all_the_s
         *((RestartStep.ASK, step) for step in ("hold", "await_ends", "forget", "take_up", "release")),
     ],
 )
+@pytest.mark.daily(4)
 def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
     killed: RestartStep,
     given_up_at: str,

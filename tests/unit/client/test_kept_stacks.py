@@ -639,6 +639,7 @@ def test_what_is_ignored_costs_no_look(project: Path, code: CodeInHand, stack: O
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.daily(1)
 def test_any_changes_in_any_order_are_seen(project: Path, code: CodeInHand, stack: OpenStack, seed: int) -> None:
     chance = random.Random(seed)
 

@@ -439,7 +439,10 @@ def test_retry_whose_lock_was_taken_over_ends_no_cancelled_run(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_retry_that_waited_for_another_one_starts_nothing_beside_it(backend: Backend, ended: bool) -> None:
+def test_retry_that_waited_for_another_one_starts_nothing_beside_it(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 0.1)
     job = backend.launch("other")
     backend.stands = LOST
     other = Lock(job.files, job.id, "another")

@@ -320,6 +320,7 @@ DAMAGES = (b"", b'{"name": ', b"[" * 100_000)
 @pytest.mark.parametrize(
     "file", ["intent.json", "order.json", "spec.json", "artefacts/command", "native/001.000000.json", "owners/1.0"]
 )
+@pytest.mark.daily(2)
 def test_damaged_file_of_one_job_stops_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("CANARY", "1")
     for content in DAMAGES:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,14 @@ class Lab:
         """Launch a job; runs whose index is in `failing` fail until they are mended."""
         script = f"echo $RUNTIME_ARRAY_INDEX >> {self.ran}; case $RUNTIME_ARRAY_INDEX in {failing}) [ -e {self.mended} ] ;; esac"
         spec = JobSpec(command=("sh", "-c", script), array=array)
-        return launch(spec, "hpc", settings=load_settings(), options=LaunchOptions(base=self.run.tree))
+        job = launch(spec, "hpc", settings=load_settings(), options=LaunchOptions(base=self.run.tree))
+        self.slurm.wait()
+        return job
+
+    def retry(self, job: JobHandle, **chosen: Any) -> int:
+        epoch: int = retry_job(job, load_settings(), **chosen).epoch
+        self.slurm.wait()
+        return epoch
 
     def runs(self) -> list[int]:
         return sorted(map(int, self.ran.read_text().split()))
@@ -60,6 +68,7 @@ def test_retry_queues_only_what_failed_with_the_words_of_the_launch_and_the_id_s
 
     said = lab.run("retry", job.id, "--failed", "--yes", "-o", "json")
 
+    lab.slurm.wait()
     assert said.code == 0, said.err
     assert [each["job"] for each in said.json] == [job.id]
     assert dict(job.status().counts) == {JobState.SUCCEEDED: 9}
@@ -79,7 +88,7 @@ def test_retry_of_one_run_that_shares_a_task_with_others_runs_it_alone(lab: Lab)
     job = lab.launch("1|2", Array(count=4))
     lab.mended.touch()
 
-    retry_job(job, load_settings(), indices=[1])
+    lab.retry(job, indices=[1])
 
     assert [each.state for each in job.status(indices=True).indices] == [
         JobState.SUCCEEDED,
@@ -94,9 +103,9 @@ def test_retry_of_one_run_that_shares_a_task_with_others_runs_it_alone(lab: Lab)
 def test_retry_of_a_job_that_is_no_array_and_again_is_the_same_job(lab: Lab) -> None:
     job = lab.launch("*", None)
     for epoch in (2, 3):
-        assert (job.state(), retry_job(job, load_settings()).epoch) == (JobState.FAILED, epoch)
+        assert (job.state(), lab.retry(job)) == (JobState.FAILED, epoch)
     lab.mended.touch()
-    retry_job(job, load_settings())
+    lab.retry(job)
 
     assert (job.state(), job.attempts()) == (JobState.SUCCEEDED, [1, 2, 3, 4])
     assert [each["job-name"].rpartition(".")[2] for each in lab.slurm.submitted()] == ["0", "e2", "e3", "e4"]
@@ -110,7 +119,7 @@ def test_retry_keeps_how_a_run_ended_of_which_only_slurm_could_tell(lab: Lab) ->
     ]  # fmt: skip
     lab.mended.touch()
 
-    retry_job(job, load_settings(), indices=[1])
+    lab.retry(job, indices=[1])
 
     assert [each.reason for each in job.status(indices=True).indices] == [
         EndReason.APP_FAILED, EndReason.SUCCEEDED, EndReason.SETUP_FAILED
@@ -128,6 +137,7 @@ retry_job(find_job(sys.argv[1]), load_settings())
 """
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("point", ["reordered", "forgiven", "submitting", "resubmitted"])
 def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(lab: Lab, copies: Copies, point: str) -> None:
     lab.target("max_array_size = 2")
@@ -139,6 +149,5 @@ def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(lab: L
     again = copies.run(RETRY, [job.id])
 
     assert (killed.returncode, again.returncode) == (-signal.SIGKILL, 0), again.stderr
-    # An sbatch that outlived its launcher may still run tasks.
     wait_for(lambda: dict(job.status().counts) == {JobState.SUCCEEDED: 3}, "the end of all runs")
     assert lab.runs() == sorted([*range(3), *range(3)])

@@ -148,6 +148,7 @@ def test_map_has_the_values_in_the_order_of_its_items(lab: Any, target: str) -> 
         assert calls[2].logs() == "double 2\n"
 
 
+@pytest.mark.daily(2)
 def test_lambda_and_values_that_json_lacks_go_through(lab: Any, target: str) -> None:
     offset = 10
 
@@ -156,6 +157,7 @@ def test_lambda_and_values_that_json_lacks_go_through(lab: Any, target: str) -> 
     assert calls.results(timeout=PATIENCE_S) == [(11, {(1,)}), (12, {(2,)})]
 
 
+@pytest.mark.daily(1)
 def test_numbers_that_json_lacks_go_through(lab: Any, target: str) -> None:
     calls = runtime.map(lab.negate, [float("inf"), 10**5000], target=target)
 

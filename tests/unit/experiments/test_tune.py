@@ -332,6 +332,7 @@ def test_other_study_under_the_same_name_is_refused(lab: Any, worker: Callable[[
 
 @pytest.mark.parametrize("file", ["1.json", "study.json"])
 @pytest.mark.parametrize("harm", ["cut off", "other", "gone"])
+@pytest.mark.daily(2)
 def test_study_with_a_damaged_note_names_it_and_starts_nothing(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, harm: str
 ) -> None:
@@ -373,6 +374,7 @@ def test_changed_code_does_not_mix(
 
 
 @pytest.mark.parametrize("kind", ["local", "queue:"])
+@pytest.mark.daily(1)
 def test_function_defined_again_does_not_mix(
     lab: Any, worker: Callable[[], None], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,6 +91,7 @@ def check_once(trials: list[Any], n: int, calls: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("worker")
+@pytest.mark.daily(2)
 def test_killed_program_goes_on_and_records_each_number_once(
     program: Path, tmp_path: Path, target: str, faults: str
 ) -> None:
@@ -123,6 +124,7 @@ def test_many_trials_survive_a_kill_after_every_few(program: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("target", ["queue:", "local"])
 @pytest.mark.usefixtures("worker")
+@pytest.mark.daily(1)
 def test_two_programs_at_once_share_the_trials(program: Path, tmp_path: Path, target: str) -> None:
     both = [begin(program, target, 12, 3) for _ in range(2)]
 

@@ -179,6 +179,7 @@ def test_bucket_is_told_from_other_roots(records: str | None, bucket: bool) -> N
     "fault", [Fault.REFUSE_503, Fault.STORE_THEN_DROP, Fault.CUT_OFF, Fault.RESET, Fault.REPEAT_PAGE, Fault.EMPTY_PAGE]
 )
 @pytest.mark.parametrize("strays", [(), ("jobs//x", "jobs/./y", "jobs/j-1/\x01")], ids=["", "among strays"])
+@pytest.mark.daily(4)
 def test_folders_and_trees_with_a_fault_on_any_page_are_listed_whole(
     server: GcsServer, fault: Fault, strays: tuple[str, ...]
 ) -> None:

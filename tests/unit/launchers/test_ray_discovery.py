@@ -115,6 +115,7 @@ STRANGERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("which", STRANGERS)
+@pytest.mark.daily(7)
 def test_job_that_is_not_surely_ours_is_never_found(head: RayHead, place: OpenTarget, which: str) -> None:
     body = render(head, place.files.root)
     put(head, {**body, **STRANGERS[which](body)}, render(head, f"{place.files.root}2"))

@@ -98,6 +98,7 @@ def launch(run: Terminal, target: tuple[str, Path], *words: str) -> str:
     return job
 
 
+@pytest.mark.daily(1)
 def test_jobs_that_have_ended_take_few_entries(run: Terminal, target: tuple[str, Path]) -> None:
     again = ("--set", "retry.failure=3", "--set", "retry.backoff.min=10ms", "--set", "retry.backoff.max=10ms")
     jobs: dict[str, Sequence[str]] = {

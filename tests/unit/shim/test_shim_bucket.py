@@ -499,6 +499,7 @@ def test_output_that_has_not_changed_is_sent_once(server: GcsServer, tmp_path: P
 @pytest.mark.parametrize(
     "faults", [[Fault.REFUSE_503, Fault.REFUSE_429], [Fault.STORE_THEN_503], [Fault.STORE_THEN_DROP, Fault.REFUSE_503]]
 )
+@pytest.mark.daily(1)
 def test_answers_that_are_lost_change_nothing(job: MakeJob, server: GcsServer, faults: list[Fault]) -> None:
     made = job("echo $RUNTIME_ATTEMPT; exit 7", retry={"failure": 1})
     for kind in ("GET", "LIST", "PUT", "PUT", "PUT"):
@@ -709,6 +710,7 @@ PAGE_FAULTS = (
 
 
 @pytest.mark.parametrize("fault", PAGE_FAULTS)
+@pytest.mark.daily(2)
 def test_names_with_a_fault_on_any_page_are_all_there(server: GcsServer, fault: Fault) -> None:
     server.fill("lab", [f"runtime/a/{number}/deep" for number in range(7)] + ["runtime/a/x", "runtime/b"])
     server.page_size = 2

@@ -235,6 +235,7 @@ def test_time_limit_comes_while_a_tree_is_waited_for(job: MakeJob, tmp_path: Pat
 @pytest.mark.parametrize(
     "damage", [b"", b'{"sha256": "ab', b'["x"]', b"{}", b'{"sha256": "../x"}', b"\xff", b'{"sha256": 1, "command": []}']
 )
+@pytest.mark.daily(4)
 def test_damaged_tree_is_skipped_with_a_word_and_the_next_one_runs(job: MakeJob, tmp_path: Path, damage: bytes) -> None:
     made = job(READS)
     put(made, "hold/1.json", damage)

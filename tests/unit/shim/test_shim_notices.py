@@ -135,6 +135,7 @@ def test_command_with_a_checkpoint_signal_gets_it_before_term(job: MakeJob, noti
     ],
     ids=["done", "asks to be started again", "dies of the signal", "fails", "gives way"],
 )
+@pytest.mark.daily(2)
 def test_command_that_ends_by_itself_after_a_notice_is_judged_by_its_end(
     job: MakeJob, notice: Path, script: str, end: tuple[str, int]
 ) -> None:
@@ -311,6 +312,7 @@ def test_attempt_that_a_notice_stops_while_it_is_prepared_is_preempted(tmp_path:
 
 @pytest.mark.parametrize("wanted", [GCE, EC2], ids=["gce", "ec2"])
 @pytest.mark.parametrize("trouble", ["hangs", "503", "portal", "absent"])
+@pytest.mark.daily(2)
 def test_server_without_an_answer_disturbs_no_command(
     job: MakeJob, server: MetadataServer, wanted: dict[str, Any], trouble: str
 ) -> None:

@@ -62,7 +62,7 @@ class Gang:
             each.communicate()
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.nightly)])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeGang]:
     server = GcsServer().start() if request.param == "bucket" else None
     if server is not None:

@@ -149,6 +149,7 @@ def test_end_of_a_task_leaves_each_captured_file_and_folder_as_it_was(
     assert {version.token for version in place.versions(task, "model")} == {record.token}
 
 
+@pytest.mark.daily(1)
 def test_attempt_that_fails_leaves_its_artifacts_to_the_next_which_goes_on_from_there(
     place: Place, source: Path, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_attempt_that_fails_leaves_its_artifacts_to_the_next_which_goes_on_from_
     ]
 
 
+@pytest.mark.daily(1)
 def test_worker_that_is_killed_leaves_what_was_saved_to_the_next_worker(
     place: Place, source: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def start_worker(place: Place) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
+@pytest.mark.daily(1)
 def test_task_that_runs_out_of_time_leaves_its_artifacts(place: Place, source: Path, tmp_path: Path) -> None:
     script = "mkdir -p out/model; echo 1 > out/model/w; sleep 600"
     task = captured(place.records, script, "slow", source, timeout=timedelta(seconds=2))
@@ -301,6 +304,7 @@ def test_reused_version_is_found_in_the_folder_of_artifacts(place: Place, source
 @pytest.mark.parametrize(
     ("harm", "problem"), [("gone", "file `w` of it is gone"), ("other", "file `w` of it has other bytes than it names")]
 )
+@pytest.mark.daily(2)
 def test_reused_version_that_is_damaged_fails_the_task_and_is_not_left_to_other_workers(
     place: Place, source: Path, harm: str, problem: str
 ) -> None:
@@ -324,6 +328,7 @@ def test_reused_version_that_is_damaged_fails_the_task_and_is_not_left_to_other_
     )
 
 
+@pytest.mark.daily(1)
 def test_checkpoint_folder_follows_the_task_to_another_worker(place: Place, source: Path, tmp_path: Path) -> None:
     script = f"""
     mkdir -p $RUNTIME_CHECKPOINT_DIR; cat $RUNTIME_CHECKPOINT_DIR/step 2>/dev/null && exit 0

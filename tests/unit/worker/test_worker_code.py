@@ -105,6 +105,7 @@ def test_attempt_that_was_killed_at_its_time_limit_leaves_the_next_a_whole_tree(
 @pytest.mark.parametrize(
     "deed", ["rm -rf ../../archive", 'rm -rf "$(readlink -f ../..)"', "echo garbage > ../../index; rm ../*.seen"]
 )
+@pytest.mark.daily(1)
 def test_attempt_that_destroys_the_workers_copy_of_the_code_costs_the_next_one_try(
     bench: Bench, source: Path, deed: str
 ) -> None:

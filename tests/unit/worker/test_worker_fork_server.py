@@ -98,6 +98,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     [(signal.SIGKILL, 3, True), (signal.SIGSTOP, 1, False)],
 )
 @pytest.mark.usefixtures("quick", "stored")
+@pytest.mark.daily(2)
 def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_done(
     bench: Bench, number: int, slots: int, warm: bool
 ) -> None:
@@ -217,6 +218,7 @@ def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_no
 
 @pytest.mark.parametrize("how", ["itself", "shell", "daemon"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.daily(2)
 def test_task_that_signals_its_worker_fails_for_it_and_the_worker_goes_on(
     bench: Bench, number: signal.Signals, how: str
 ) -> None:
