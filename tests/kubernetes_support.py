@@ -6,6 +6,7 @@ Most tests need only the control plane, which starts in seconds; tests that ask 
 from __future__ import annotations
 
 import copy
+import fcntl
 import os
 import re
 import shutil
@@ -31,7 +32,11 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "res
 
 
 def find_missing(*, node: bool = False) -> str | None:
-    """Name the missing parts for a Kubernetes, or for a node with pods; None if nothing is missing."""
+    """Name the missing parts for a Kubernetes, or for a node with pods; None if nothing is missing. Waits for a build that runs
+    beside the tests."""
+    for lock in CACHE.glob("*/lock"):
+        with lock.open() as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH)
     done = run_script("status")
     packages, built = done.stdout.splitlines()[:2]
     absent = packages.removeprefix("packages: ").removeprefix("installed").removeprefix("missing ").split()

@@ -164,6 +164,7 @@ def test_restart_that_is_killed_at_each_step_and_run_again_takes_up_each_job_onc
     assert (len(head.made), head.nodes()[0], head.count_hosts()) == (2, "eval", 3)
 
 
+@pytest.mark.nightly
 def test_restart_that_was_given_up_and_then_done_says_what_became_of_each_job(
     head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
 ) -> None:

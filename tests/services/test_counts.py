@@ -54,6 +54,7 @@ def yard(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     server.stop()
 
 
+@pytest.mark.daily(1)
 def test_totals_after_workers_were_killed_at_random_are_the_truth_and_wait_returns(yard: Yard) -> None:
     for first in range(0, GOOD, 20):
         yard.submit([call("short", f"s{n}", 0.05) for n in range(first, first + 20)])

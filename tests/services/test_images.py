@@ -247,6 +247,7 @@ def test_region_that_is_down_fails_alone(
     remove_images("localhost/halfway:latest")
 
 
+@pytest.mark.nightly
 def test_image_on_a_base_of_ones_own_finds_the_packages_of_both(checkout: Path) -> None:
     base = "localhost/lab/torchlike:1.0"
     build_from(
@@ -295,6 +296,7 @@ def test_image_runs_as_nobody_in_particular_under_an_init_with_bytecode(worker_i
     assert done.stdout.splitlines() == ["10001", "tini", "writable where it should be", "0", "noticed"]
 
 
+@pytest.mark.nightly
 def test_cluster_image_has_ray_the_tpu_libraries_and_what_its_units_start(checkout: Path) -> None:
     """Takes minutes the first time; later runs find the layers in the tests' storage."""
     file = checkout / "docker/cluster.Dockerfile"
@@ -423,6 +425,7 @@ LEAKY = {
 
 
 @pytest.mark.parametrize("way", LEAKY)
+@pytest.mark.daily(2)
 def test_checker_finds_a_secret_however_it_got_in(way: str, tmp_path: Path) -> None:
     dockerfile, arguments = LEAKY[way]
     token, tag = CANARIES["line of .env"], f"localhost/leaky:{os.getpid()}"

@@ -493,6 +493,7 @@ def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: 
         ("node-loss", [1, 2], (JobState.SUCCEEDED, EndReason.SUCCEEDED)),
     ],
 )
+@pytest.mark.daily(1)
 def test_interruption_ends_as_the_real_one_does(
     lab: Lab, how: str, attempts: list[int], end: tuple[JobState, EndReason]
 ) -> None:
@@ -614,6 +615,7 @@ def test_twelve_seeds_with_an_image_that_is_not_there_leave_nothing_and_run_at_o
         ("", (JobState.FAILED, EndReason.SETUP_FAILED), "1 GPUs were given (0), and those visible are: none"),
     ],
 )
+@pytest.mark.daily(1)
 def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_starts(
     lab: Lab, line: str, end: tuple[JobState, EndReason], begin: str
 ) -> None:
@@ -783,6 +785,7 @@ def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Po
 
 @pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("point", ["unlocked", "locked", "written", "submitted", "launched"])
+@pytest.mark.daily(2)
 def test_launch_killed_at_any_step_and_repeated_is_one_job(lab: Lab, point: str, share: float) -> None:
     killed = start_launch(lab, share=share, RUNTIME_FAULTS=f"launch.{point}=kill")
     killed.communicate(timeout=PATIENCE_S)
@@ -865,6 +868,7 @@ def elsewhere(bucket: dict[str, Any]) -> Iterator[dict[str, Any]]:
     server.stop()
 
 
+@pytest.mark.nightly
 class TestKubernetesLauncherWithBucket(LauncherSuite):
     @pytest.fixture
     def case(
@@ -911,6 +915,7 @@ def test_checkpoint_goes_to_the_next_pod_by_the_bucket_and_outputs_come_home(far
 
 
 @pytest.mark.parametrize(("place", "lost"), [("lab", 0), ("far", 1)])
+@pytest.mark.daily(1)
 def test_run_of_several_nodes_goes_on_with_all_of_them_after_one_was_lost(
     place: str, lost: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

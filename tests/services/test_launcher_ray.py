@@ -106,6 +106,7 @@ def find_processes(job: JobHandle) -> dict[int, list[bytes]]:
     return found
 
 
+@pytest.mark.nightly
 class TestRayOfAStack:
     """The nodes of a stack's cluster are machines that Google may take away."""
 
@@ -273,6 +274,7 @@ def test_shim_that_was_cut_off_while_its_job_was_taken_up_ends_itself_and_decide
 # arrays and fleets
 
 
+@pytest.mark.nightly
 def test_array_grows_with_the_cluster_and_a_lost_run_waits_again_without_a_failure(
     ray_cluster: RayCluster, bench: Bench, tmp_path: Path
 ) -> None:

@@ -555,6 +555,7 @@ def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_
 
 
 @pytest.mark.parametrize("point", FAULTS)
+@pytest.mark.daily(2)
 def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point: str) -> None:
     killed = place.program(RUNTIME_FAULTS=f"launch.{point}=kill")
     assert killed.communicate(timeout=PATIENCE_S)[0] == ""
@@ -715,6 +716,7 @@ retry_job(find_job(sys.argv[1]), load_settings())
 
 
 @pytest.mark.parametrize("point", ["reordered", "forgiven", "submitting", "resubmitted"])
+@pytest.mark.daily(1)
 def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place: Place, point: str) -> None:
     ran, mended = place.folder / "ran", place.folder / "mended"
     job = place.launch(f"[ -e {mended} ] && echo $RUNTIME_ARRAY_INDEX >> {ran} && sleep 2", array=Array(count=2))

@@ -386,6 +386,7 @@ def test_worker_that_starts_removes_the_container_of_one_that_was_killed_with_it
 
 
 @pytest.mark.parametrize("victim", ["guardian", "child", "client", "monitor"])
+@pytest.mark.daily(2)
 def test_container_is_gone_when_a_process_around_it_is_killed_and_the_task_runs_again(
     bench: Bench, victim: str
 ) -> None:
