@@ -370,7 +370,7 @@ def test_env_file_that_is_removed_while_it_is_read_sets_nothing(
     Swapped(monkeypatch, file)
 
     with pytest.raises(Untrusted):
-        workflows._load_env_file("secrets.env", project)
+        workflows.prepare_process(project)
 
     assert "THEIRS" not in os.environ
 
