@@ -56,7 +56,6 @@ NOTICED = "a worker's death is noticed at once"
 STOPPED = "an attempt stops once its task has ended"
 IN_ONE_PLACE = "a task is in exactly one place"
 COUNTED = "totals are exact"
-ONE_ENTRY = "a redrive begins a generation once"
 
 
 @dataclass

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs import gc, retry
+from runtime.client.jobs import gc
 from runtime.client.jobs.handle import JobHandle
-from runtime.config import load_settings
-from runtime.errors import NotPossible, StoreUnavailable
+from runtime.errors import StoreUnavailable
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import LocalHost
@@ -131,29 +130,6 @@ def test_removal_that_a_full_disk_cut_off_leaves_nothing_that_counts_as_the_end_
 
     assert (again, (tmp_path / "runs").read_text()) == (job, "once\nonce\n")
     assert run("status", job, "-o", "json").json["state"] == "failed"
-
-
-@pytest.mark.parametrize("wholly", [True, False])
-def test_retry_of_a_job_that_was_removed_meanwhile_says_so_and_leaves_nothing(
-    run: Terminal, monkeypatch: pytest.MonkeyPatch, wholly: bool
-) -> None:
-    job = run.finish("exit 3")
-    with open_job(run, job) as place:
-        found, wait = find(place), retry._wait_until_quiet
-
-        def wait_then_remove(job_: JobHandle) -> None:
-            wait(job_)
-            if wholly:
-                remove(found, place)
-            else:
-                ledger.leave_mark(place.files, job, ledger.REMOVING, b"somebody")
-
-        monkeypatch.setattr(retry, "_wait_until_quiet", wait_then_remove)
-        with pytest.raises(NotPossible, match=f"`runtime gc` has removed job `{job}`"):
-            retry.retry_job(place, load_settings())
-
-    assert run.folder(job).exists() is not wholly
-    assert not shims_with(job)
 
 
 def test_removal_and_a_shim_that_begins_meet(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

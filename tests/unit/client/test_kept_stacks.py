@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from runtime.client.tasks.kept_stacks import borrow_stack, close_kept
 from runtime.client.tasks.submit import Submission, submit
 from runtime.client.tasks.task_snapshot import CodeInHand, take_code
 from runtime.client.tasks.wait import wait
-from runtime.config import load_settings
-from runtime.errors import InvalidTask, NotPossible, UnknownName
+from runtime.errors import InvalidTask, UnknownName
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import sqlite_file
 from runtime.snapshots.snapshot import fetch_snapshot
@@ -139,22 +137,6 @@ def test_settings_file_counts_from_the_call_after_it_was_written(project: Path) 
     assert put(9).queue == "default"
 
 
-def test_settled_settings_file_is_read_once(project: Path, opened: list[OpenStack]) -> None:
-    file = project / "runtime.toml"
-    file.write_text('queue = "tiles"\n')
-    # The file's ctime cannot be set back, so change the settling time instead.
-    kept_stacks_settled = kept_stacks.SETTLED_NS
-    try:
-        kept_stacks.SETTLED_NS = -(10**18)  # type: ignore[misc]
-        put(1)
-        put(2)
-        assert len(opened) == 1
-        file.write_text('queue = "other-and-longer"\n')
-        assert put(3).queue == "other-and-longer"
-    finally:
-        kept_stacks.SETTLED_NS = kept_stacks_settled  # type: ignore[misc]
-
-
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Watch settings files from the second look on, even new ones, and look again only after a notice."""
@@ -221,26 +203,6 @@ def test_settings_file_that_changes_is_noticed(
     file.write_text('queue = "second"\n')
 
     assert put(6).queue == "second"
-
-
-def test_settings_are_looked_at_no_more_while_nothing_is_noticed_and_again_after_a_while(
-    project: Path, watched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, elsewhere = project / "runtime.toml", project.parent / "same-file"
-    file.write_text('queue = "first"\n')
-    os.link(file, elsewhere)
-    for number in range(5):
-        put(number)
-    looks: list[str] = []
-    monkeypatch.setattr(kept_stacks, "_stamp", lambda path, real=kept_stacks._stamp: looks.append(path) or real(path))
-    put(6)
-    assert looks == []
-
-    elsewhere.write_text('queue = "second"\n')
-    assert put(7).queue == "first"
-    monkeypatch.setattr(kept_stacks, "LOOK_EVERY_S", 0.0)
-
-    assert put(8).queue == "second"
 
 
 def test_settings_are_looked_at_by_each_call_where_they_cannot_be_watched(
@@ -363,35 +325,6 @@ def test_forked_child_opens_its_own_and_leaves_the_parents_alone(project: Path) 
     assert numbers(project.parent / "data" / "local.db") == expected
 
 
-def test_lock_of_a_parent_that_was_killed_is_not_kept_by_its_child(project: Path) -> None:
-    """An inherited descriptor shares the parent's lock, so an idle child would hold it forever."""
-    script = (
-        "import os, sys, time\n"
-        "from runtime.client.tasks.submit import submit\n"
-        "from runtime.client.tasks.kept_stacks import borrow_stack\n"
-        "submit(('p', 'w', ['1']), snapshot=False)\n"
-        "with borrow_stack() as kept:\n"
-        "    with kept.stack.queue()._file.transaction():\n"
-        "        if os.fork() == 0:\n"
-        "            print(os.getpid(), flush=True)\n"
-        "            time.sleep(600)\n"
-        "        os.kill(os.getpid(), 9)\n"
-    )
-    started = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    child = int(started.stdout.readline())
-    try:
-        started.wait()
-        queue, records = open_sqlite(project.parent / "data" / "local.db")
-        with queue._file.locked(patience_s=240):
-            pass
-        queue.close()
-        records.close()
-    finally:
-        os.kill(child, 9)
-        started.stdout.close()
-
-
 def in_child(work: Callable[[], None]) -> int:
     """Fork, do the work in the child, and return the child's pid; it exits with 1 if the work raises or hangs."""
     if child := os.fork():
@@ -407,26 +340,6 @@ def in_child(work: Callable[[], None]) -> int:
 
 def ended_well(child: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_child_that_was_forked_while_another_thread_submitted_submits(project: Path) -> None:
-    put(0)
-    inside = threading.Event()
-
-    def hold() -> None:
-        with borrow_stack() as kept, kept.queue._file.transaction():  # type: ignore[union-attr]
-            inside.set()
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    inside.wait()
-    child = in_child(lambda: [put(number) for number in (1, 2)] and None)
-
-    assert ended_well(child)
-    thread.join()
-    put(3)
-    assert numbers(project.parent / "data" / "local.db") == [0, 1, 2, 3]
 
 
 def test_children_of_a_process_whose_threads_submit_all_submit(project: Path) -> None:
@@ -489,24 +402,6 @@ def test_queue_that_is_open_when_a_process_forks_serves_parent_and_child(tmp_pat
     assert other.depth().ready == 8
     other.close()
     others_records.close()
-
-
-def test_child_that_was_forked_inside_a_listing_is_told_and_does_not_hang(tmp_path: Path) -> None:
-    queue, records = open_sqlite(tmp_path / "own.db")
-    queue.put([sample_task("1")])
-
-    def work() -> None:
-        with pytest.raises(NotPossible, match="when this process was forked"):
-            queue.put([sample_task("2")])
-
-    with queue._file.reading() as connection:
-        child = in_child(work)
-        assert connection.execute("SELECT count(*) FROM tasks").fetchone() == (1,)
-
-    assert ended_well(child)
-    queue.put([sample_task("3")])
-    queue.close()
-    records.close()
 
 
 def test_all_is_closed_at_exit_without_a_word(project: Path) -> None:
@@ -713,41 +608,3 @@ def test_without_notices_every_call_looks(
         code.take(stack.records, stack.settings)
 
     assert len(looks) == 6
-
-
-def test_each_folder_that_is_asked_for_in_turns_is_in_hand(
-    project: Path, looks: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 3600.0)
-    other = project.parent / "library"
-    other.mkdir()
-    (other / "lib.py").write_text("1")
-    asked: tuple[Path | bool | None, ...] = (None, other, False)
-    with borrow_stack() as kept:
-        for _ in range(4):
-            found = [kept.take_code(wanted, None) for wanted in asked]
-        looks.clear()
-        assert [kept.take_code(wanted, None) for wanted in asked] == found
-        assert looks == []
-        (other / "lib.py").write_text("2")
-        again = [kept.take_code(wanted, None) for wanted in asked]
-
-    assert again == [take_code(wanted, kept.queue.records, load_settings()) for wanted in asked]
-    assert [one == two for one, two in zip(found, again, strict=True)] == [True, False, True]
-
-
-def test_watch_tells_of_more_notices_than_the_kernel_keeps(project: Path) -> None:
-    watch = TreeWatch.open(project, ["main.py"])
-    assert watch is not None
-    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    with (project / "unlisted").open("w") as file:
-        assert not watch.is_quiet()  # The file was created.
-        assert watch.is_quiet()
-        for number in range(most + 10):
-            # Two kinds in turns, because equal notices in a row are merged.
-            file.write("x") and file.flush() if number % 2 else os.fchmod(file.fileno(), 0o600 + number % 3)
-    (project / "main.py").write_text("# edited\n")
-
-    assert not watch.is_quiet()
-    assert watch.is_quiet()
-    watch.close()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs import retry
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.job_cache import forget_job
 from runtime.client.jobs.launch import launch
@@ -19,7 +18,7 @@ from runtime.config import Project, Settings
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import AgentFiles, FileToWrite, Host, HostUnavailable, LockLost
+from runtime.jobs.hosts.base import AgentFiles, FileToWrite, Host, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.ledger import IndexStatus
 from runtime.jobs.lock import Lock
@@ -413,29 +412,6 @@ def test_retry_of_runs_that_failed_leaves_cancelled_runs_of_a_dead_shim_ended(
     assert again.indices == (1,)
     assert ends == {0: EndReason.SUCCEEDED, 2: EndReason.CANCELLED, 3: EndReason.CANCELLED}
     assert not job.entry().cancelled
-
-
-def test_retry_whose_lock_was_taken_over_ends_no_cancelled_run(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = backend.launch("other", array=Array(count=2))
-    ledger.record_end(job.files, job.id, IndexStatus(index=0, state=JobState.FAILED, reason=EndReason.APP_FAILED))
-    job.files.create(f"{ledger.job_folder(job.id)}/cancel", b"")
-    backend.stands = LOST
-    begin = retry._record_others
-
-    def lose(*given: Any) -> None:
-        files = job.files
-        (name,) = [each for each in files.names(ledger.job_folder(job.id)) if each.startswith("lock.")]
-        files.write(f"{ledger.job_folder(job.id)}/{name}", b"another")
-        begin(*given)
-
-    monkeypatch.setattr(retry, "_record_others", lose)
-    with pytest.raises(LockLost):
-        retry_job(job, backend.settings)
-
-    assert sorted(job.entry().outcomes) == [0]
-    assert job.entry().cancelled
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -29,9 +29,8 @@ from runtime.client.quickstart import (
     find_example,
     run_quickstart,
 )
-from runtime.config import load_settings
 from runtime.end_reasons import EndReason
-from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
+from runtime.errors import InvalidValue, RequestRefused
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import Task, TaskState
@@ -263,18 +262,6 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
         time.sleep(0.01)
 
 
-def test_worker_that_ends_by_itself_is_explained_with_its_last_words(fleet: ScriptFleet) -> None:
-    fleet.script = "import sys; print('{\"message\": \"left: no disk\"}'); print('plain'); sys.exit(3)"
-    fleet.start(1)
-    eventually(lambda: fleet._processes[0].popen.poll() is not None)
-
-    with pytest.raises(InfrastructureFailure) as failure:
-        fleet.check()
-
-    assert failure.value.message == "worker 1 ended with exit code 3"
-    assert failure.value.facts == ("its log says: left: no disk", "its log says: plain")
-
-
 def test_killed_worker_is_not_an_error_and_says_what_it_ran(fleet: ScriptFleet, tmp_path: Path) -> None:
     fleet.script = (
         "import sys, time\n"
@@ -294,19 +281,6 @@ def test_killed_worker_is_not_an_error_and_says_what_it_ran(fleet: ScriptFleet, 
     assert busy.popen.returncode == -signal.SIGKILL
     fleet.check()
     assert fleet.find_busy() is None
-
-
-def test_worker_that_ignores_sigterm_is_killed(fleet: ScriptFleet) -> None:
-    fleet.script = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    )
-    fleet.start(2)
-    eventually(lambda: all(each.log.read_text() for each in fleet._processes))
-
-    fleet.stop(grace_s=0.2)
-
-    assert [each.popen.returncode for each in fleet._processes] == [-signal.SIGKILL] * 2
-    fleet.check()
 
 
 # report
@@ -352,24 +326,6 @@ def test_report_says_when_the_kill_hit_nothing(result: QuickstartResult) -> None
 
     assert "attempts  33\n" in text
     assert "worker w-node-0a1b was killed between two attempts" in text
-
-
-def test_next_commands_name_the_folder_and_the_task(result: QuickstartResult) -> None:
-    status, explain, copy = command._next_commands(result)
-
-    assert status.startswith("RUNTIME_DATA_DIR=/data/quickstart ")
-    assert status.endswith("runtime status curation")
-    assert explain.endswith("runtime explain t-97083eae2e14e6632c4fe4bf")
-    assert copy.startswith("cp -r /data/quickstart/curation my-curation")
-
-
-def test_next_commands_name_the_stack_where_another_is_set(
-    result: QuickstartResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RUNTIME_STACK", "marin-us-west4")
-    assert load_settings().stack == "marin-us-west4"
-
-    assert "RUNTIME_STACK=local " in command._next_commands(result)[0]
 
 
 def test_unclean_count_fails_the_command(

@@ -27,7 +27,6 @@ from runtime.client.tasks.task_facts import read_standing
 from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue
 from runtime.records.order_scope import Coverage
-from runtime.records.sqlite import SqliteRecords
 from runtime.tasks.history import Mark, Record
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import sample_task
@@ -508,36 +507,6 @@ def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
     assert max(ahead) <= 2
     assert [output.format_count(9) in question for question in questions] == [True] * asked
     assert len(reads) == 2 + asked
-
-
-def test_marks_of_an_embedded_file_are_read_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.records.sqlite.MARKS_AT_ONCE", 3)
-    bench = Bench.sqlite(tmp_path)
-    bench.put(*(sample_task(str(number)) for number in range(10)))
-    for number in range(10):
-        bench.fail(message=str(number))
-        bench.clock.advance(seconds=1)
-    decoded: list[str] = []
-    read_task = SqliteRecords._read_task
-
-    def counted(self: SqliteRecords, task_id: str, generation: int, body: object) -> Task | None:
-        decoded.append(task_id)
-        return read_task(self, task_id, generation, body)
-
-    monkeypatch.setattr(SqliteRecords, "_read_task", counted)
-    statements: list[str] = []
-    assert isinstance(bench.records, SqliteRecords)
-    with bench.records.file.reading() as connection:
-        connection.set_trace_callback(statements.append)
-
-    marks = read_dead(bench.records, "sample")
-    first = next(marks)
-
-    assert (first.message, len(decoded)) == ("9", 1)
-    assert sum("t.body" in statement for statement in statements) == 1
-    assert [mark.message for mark in marks] == [str(number) for number in reversed(range(9))]
-    assert sum("t.body" in statement for statement in statements) == 4
-    bench.close()
 
 
 def test_task_that_fails_again_while_the_others_are_redriven_is_redriven_once(bench: Bench) -> None:

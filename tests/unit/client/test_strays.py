@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,11 @@ from runtime.client.jobs import gc
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalHost
-from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target, owner_name
 from runtime.launchers.base import ListsOwned
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.processes.base import ProcessLauncher
-from tests.jobs_support import Terminal, as_somebody_else, folder_for_all, open_terminal
+from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import DAEMON, lives, processes_with, shims_with, signal_all, wait_for
 
 AT_WORK = "touch $RUNTIME_OUTPUT_DIR/begun; exec sleep 600"
@@ -141,24 +140,6 @@ def test_young_stray_is_named_and_left_until_every_cache_would_show_its_record(
     assert rows(run("gc", "--older-than", "0s", "--dry-run").out) == [["native", stray, "running"]]
 
 
-def test_stray_that_is_launched_again_meanwhile_is_left_to_that_launch(
-    run: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gc, "_LAUNCHED_S", 0.0)
-    stray = launch_at_work(run, "stray")
-    shutil.rmtree(run.folder(stray))
-    host = LocalHost(str(run.data / "jobs"))
-    lock = Lock(host.files, stray, "another launch")
-    lock.take(patience_s=0)
-
-    said = run("gc", "--yes")
-    lock.release()
-
-    assert said.code == 3
-    assert f"left over: job `{stray}`: it is being launched" in said.err
-    assert shims_with(stray)
-
-
 def test_stray_whose_record_came_back_before_it_was_removed_is_left(run: Terminal) -> None:
     stray = launch_at_work(run, "stray")
     host = LocalHost(str(run.data / "jobs"))
@@ -171,27 +152,6 @@ def test_stray_whose_record_came_back_before_it_was_removed_is_left(run: Termina
     assert left == [f"job `{stray}`: it is known again"]
     assert shims_with(stray)
     assert run("status", stray, "-o", "json").json["state"] == "running"
-
-
-def test_record_of_another_user_that_is_closed_to_us_is_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gc, "SETTLED", timedelta(0))
-    with folder_for_all() as shared, open_terminal(tmp_path, monkeypatch, capsys) as run:
-        root = shared / "records"
-        (run.tree / "runtime.toml").write_text(f'[targets.local]\nkind = "local"\nrecords = "{root}"\n')
-        job = run.launch("exec sleep 600")
-        wait_for(lambda: bool(shims_with(job)), "the shim")
-        host = LocalHost(str(root))
-        owned = {job: LocalLauncher().owned(Target(name="local", kind="local"), host, job=job)}
-        place = gc.OpenTarget(Target(name="local", kind="local"), LocalLauncher(), host)
-        now = datetime.now(UTC) + timedelta(hours=1)
-
-        with as_somebody_else(root, hidden=f"jobs/{job}"):
-            found = list(gc._find_strays(place, owned, set(), older_than=timedelta(0), now=now))
-        signal_all(processes_with(job))
-
-    assert (len(owned[job]), found) == (1, [])
 
 
 # several targets

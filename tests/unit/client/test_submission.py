@@ -494,19 +494,6 @@ def test_embedded_queue_tells_what_it_knows(tmp_path: Path) -> None:
 # memory
 
 
-@pytest.mark.parametrize("count", [1_000, 50_000, 300_000])
-def test_set_of_ids_costs_at_most_16_bytes_each(count: int) -> None:
-    ids = IdSet()
-    most = 0.0
-    for number in range(count):
-        assert ids.add(task_key(f"t-{number * 0x9E3779B97F4A7C15 % 2**64:016x}{0:08x}", 1))
-        if number >= 999 and number % 997 == 0:
-            most = max(most, sum(len(table) * table.itemsize for table in ids._tables) / len(ids))
-
-    assert len(ids) == count
-    assert most <= 16
-
-
 @given(st.lists(st.integers(1, 2**64 - 1) | st.integers(1, 100)))
 def test_set_of_ids_is_a_set(keys: list[int]) -> None:
     ids, model = IdSet(), set[int]()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName, WorkFailed
-from runtime.images import push as pushing
 from runtime.images.build import CUDA_BASE, BuildOptions, Variant, plan_build, plan_reuse
 from runtime.images.push import (
     PushFailed,
@@ -678,12 +677,6 @@ def test_regions_that_failed_are_named_with_reasons_and_the_next_step() -> None:
 
 def test_no_failure_is_none() -> None:
     ensure_all_pushed("worker", [pushed("a", PushState.UNCHANGED)])
-
-
-@pytest.mark.parametrize("said", ["denied: requested access", "unauthorized: x", "error: 403 Forbidden", "status 401"])
-def test_refusal_by_a_registry_is_told_from_other_failures(said: str) -> None:
-    assert pushing._is_refusal(said)
-    assert not pushing._is_refusal("dial tcp: connection reset by peer")
 
 
 def stack(**registries: dict[str, str]) -> StackOutputs:

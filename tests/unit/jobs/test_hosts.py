@@ -568,17 +568,6 @@ def test_root_without_room_for_its_first_marker_is_used_where_it_is_there(
             files.link("jobs/a", "jobs/cancel")
 
 
-def test_marker_costs_no_exchange(box: SshHost, tmp_path: Path) -> None:
-    for number, watch in enumerate([None, Known(), Known()]):
-        host = SshHost(box.name, str(tmp_path / f"r{number}"), options=box._options)
-        if watch:
-            host.files.keep_to(watch)
-        host.files.read("launched")
-        host.files.make_folder("jobs/j-1")
-        host.close()
-        assert host._count == 2
-
-
 # commands
 
 

@@ -118,24 +118,6 @@ def test_number_of_a_dead_holder_that_another_has_now_is_not_taken_over(
     second.release()
 
 
-def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 4.0)
-    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.2)
-    files = LocalFiles(str(tmp_path))
-    holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
-    # The clock counts the holder's heartbeats, since the holder stops whenever this process does.
-    monkeypatch.setitem(vars(system), "monotonic", lambda: holder._count)
-    holder.take(patience_s=1)
-
-    with pytest.raises(NotPossible, match="being launched by another") as refused:
-        other.take(patience_s=5)
-
-    assert refused.value.facts == ("holder: a@b",)
-    holder.release()
-    assert other.take(patience_s=5) is False
-    other.release()
-
-
 def test_lock_of_a_dead_holder_is_taken_over_by_one_of_two_that_watch_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

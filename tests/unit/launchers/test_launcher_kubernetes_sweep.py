@@ -459,28 +459,6 @@ def test_launch_that_cannot_take_back_what_it_had_begun_is_not_said_to_have_fail
     assert line["state"] == "pending"
 
 
-def test_what_a_job_brings_goes_after_it_where_the_cluster_guards_the_other_order(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create, refused = lab.api.create, []
-
-    def guard(kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        if any(owner.get("blockOwnerDeletion") for owner in body["metadata"]["ownerReferences"]):
-            refused.append(kind)
-            raise ApiRefused("create it", 403, "cannot set blockOwnerDeletion if an ownerReference refers to …")
-        return create(kind, namespace, body)
-
-    monkeypatch.setattr(lab.api, "create", guard)
-    owner = {"name": "j-1", "uid": "u-1", "blockOwnerDeletion": True}
-    place = lab.launch_host().place
-
-    launcher._bring("secrets", {"metadata": {"name": "s", "ownerReferences": [owner]}}, lab.api, place)  # type: ignore[arg-type]
-
-    assert refused == ["secrets"]
-    (made,) = lab.api.list("secrets", "lab")
-    assert made["metadata"]["ownerReferences"] == [{**owner, "blockOwnerDeletion": False}]
-
-
 def refuse_to_let_go(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise ApiRefused("change the job", 403, "no room")
@@ -587,25 +565,3 @@ def test_probe_that_waits_for_what_does_not_come_ends_at_once_and_leaves_nothing
     left = [path.name for path in lab.root.rglob("*") if not path.is_dir()]
     assert left == ["record-root"], "it is known from now on"
     assert list((lab.run.data / "probes").iterdir()) == []
-
-
-def test_probe_whose_check_was_killed_is_ended_by_the_next_check(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        # As if this process had been killed during the wait.
-        patched.setattr("runtime.client.jobs.target_check._clean_up", lambda job, settings: None)
-        patched.setattr(JobHandle, "wait", interrupt)
-        lab.run("targets", "check", "lab")
-    (killed,) = lab.api.names("jobs")
-    (note,) = (lab.run.data / "probes").iterdir()
-    assert killed.startswith(note.name)
-    monkeypatch.setattr(JobHandle, "wait", time_out)
-
-    lab.run("targets", "check", "other")
-    assert lab.api.names("jobs") == [killed], "it is of another place"
-    lab.run("targets", "check", "lab")
-
-    assert (lab.api.names("jobs"), list((lab.run.data / "probes").iterdir())) == ([], [])
-
-
-def time_out(*_: object, **__: object) -> None:
-    raise TimeoutError

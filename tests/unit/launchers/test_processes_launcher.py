@@ -421,16 +421,6 @@ def test_containers_are_ours_unless_a_shim_looks_after_them(tmp_path: Path) -> N
     ]
 
 
-def test_container_has_the_time_at_which_its_engine_made_it() -> None:
-    podman, docker = discovery._read_containers(
-        f"container podman rt-{OTHER[2:]}-0-ab-0 2026-01-02 03:04:05.678 +0100 CET\n"
-        f"container docker rt-{OTHER[2:]}-1-ab-0 2026-01-02T03:04:05.678Z\n"
-    )
-
-    assert podman.since == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
-    assert docker.since == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
 def test_containers_that_stay_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "GRACE_S", 0.0)
     monkeypatch.setattr(discovery, "KILLED_S", 0.0)

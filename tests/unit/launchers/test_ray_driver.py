@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray.driver import Driver
 from runtime.launchers.ray.priority import Claim, Demand
-from runtime.shim.common import FAILED
 
 JOB = "j-" + "0" * 24
 
@@ -52,31 +49,3 @@ def driver(tmp_path: Path) -> Driver:
     driver.gate.ask(0)
     assert not driver.gate.decide(0)
     return driver
-
-
-@pytest.mark.parametrize("by", ["a cancel mark", "TERM"])
-def test_run_that_is_stopped_while_it_lets_another_go_first_asks_ray_for_nothing(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(driver, "_make_actor", lambda options, held: asked.append(options))
-    monkeypatch.setattr(driver, "_await_all", lambda *_, **__: None)
-    waits = threading.Event()
-    cancelled = driver._is_unwanted
-
-    def look(run: Any) -> bool:
-        waits.set()
-        return cancelled(run)
-
-    monkeypatch.setattr(driver, "_is_unwanted", look)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(driver._carry_out(0)))
-    thread.start()
-    waits.wait()
-    if by == "TERM":
-        driver.stopping.set()
-    else:
-        (tmp_path / "jobs" / JOB / "cancel").touch()
-    thread.join()
-
-    assert (codes, asked) == ([FAILED], [])

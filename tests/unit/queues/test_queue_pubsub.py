@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from runtime.client.tasks.submit import submit_tasks
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
-from runtime.queues.pubsub import client as pubsub_client
 from runtime.queues.pubsub import delivery_buffer, subscription
 from runtime.queues.pubsub import queue as pubsub
 from runtime.queues.pubsub import receiver as pubsub_intake
@@ -22,7 +20,6 @@ from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     AckReply,
     OutgoingMessage,
-    PubSubClient,
     PubSubUnavailable,
     ReceivedMessage,
     insist,
@@ -35,7 +32,6 @@ from runtime.system import system
 from runtime.tasks.history import EndedNote, Mark, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
-from tests.fakes.faults import FaultyServer, Request, Response
 from tests.services_support import replace_sleep, wait_until
 from tests.unit.queues.pubsub_bench import (
     FIRST_RENEWAL_S,
@@ -56,17 +52,6 @@ from tests.unit.queues.pubsub_bench import records as records  # noqa: PLC0414 (
 from tests.unit.queues.pubsub_bench import service as service  # noqa: PLC0414 (a fixture)
 
 # leasing
-
-
-def test_first_lease_of_a_filled_queue_waits_for_its_own_pull(
-    queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pubsub_intake, "FIRST_WAIT_S", 600.0)
-    queue.put([sample_task("1"), sample_task("2")])
-
-    assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["1"]
-    assert eventually(lambda: queue._intake.held.pulls == 1)
-    assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["2"]
 
 
 def test_lease_while_a_pull_waits_at_the_service_does_not_wait_for_it(
@@ -553,35 +538,6 @@ def test_purge_that_cannot_empty_the_subscription_has_ended_the_tasks(
 
     assert (purged, service.sought, delivered, acked) == (2, [], [], True)
     assert ("workers drop what it holds" in caplog.text) == (problem == "cannot seek")
-
-
-class AnswersWith(FaultyServer):
-    """Like Google's front end: every answer contains its time."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__()
-        self.status = status
-
-    def answer(self, request: Request) -> Response:
-        return Response(self.status, {"Date": format_datetime(datetime.now(UTC), usegmt=True)})
-
-
-@pytest.mark.parametrize("status", [200, 404])
-def test_time_of_the_service_is_that_of_its_answers(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    server = AnswersWith(status).start()
-    monkeypatch.setattr(pubsub_client, "_SERVICE_URL", server.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    client = PubSubClient.__new__(PubSubClient)
-    client.emulator = None
-    try:
-        told = client.service_time()
-    finally:
-        server.stop()
-    unknown = client.service_time()
-
-    assert told is not None
-    assert abs(told - datetime.now(UTC)) < timedelta(minutes=1)
-    assert unknown is None
 
 
 # patience

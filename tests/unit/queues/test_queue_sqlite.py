@@ -494,21 +494,6 @@ def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path
     wakes.close()
 
 
-def test_worker_that_reads_no_wakes_stops_nobody_who_wakes_it(path: Path) -> None:
-    stopped = Presence(path.parent, "w-1")
-    wakes = WakePipes(path.parent)
-    wakes.wake()
-    with contextlib.suppress(BlockingIOError):
-        while os.write(stopped._wake_fd, b"!" * 4096):
-            pass
-
-    wakes.wake()
-
-    assert wait_readable(stopped.wake_descriptor, 0)
-    wakes.close()
-    stopped.leave()
-
-
 def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
     one, other, third = (Presence(path.parent, name) for name in ("w-1", "w-2", "w-3"))
     one.watch(["w-2", "w-3", "w-never-here"])
@@ -1074,17 +1059,6 @@ def test_purge_beside_a_store_ends_what_cannot_be_decoded_too(path: Path, tmp_pa
     queue.close()
 
 
-def test_claim_reads_only_what_can_be_claimed(path: Path) -> None:
-    """However many tasks have finished or are delayed, the query plan has no scan and no sort."""
-    queue, _ = open_sqlite(path)
-    queue.put(tasks(1))
-    connection = sqlite3.connect(path)
-    plan = connection.execute(f"EXPLAIN QUERY PLAN {runtime.queues.sqlite.queue._NEXT}", (1, 10)).fetchall()
-    connection.close()
-    steps = [row[3] for row in plan]
-    assert all(step.startswith("SEARCH") for step in steps), steps
-
-
 def test_full_file_is_explained_and_nothing_is_lost(path: Path) -> None:
     queue, records = open_sqlite(path)
     queue.put(tasks(2))
@@ -1144,13 +1118,6 @@ def test_file_of_another_layout_is_refused(path: Path) -> None:
     file.close()
     with pytest.raises(NotPossible, match="layout 99"):
         open_sqlite(path)[0].put(tasks(1))
-
-
-def test_reader_never_writes(path: Path) -> None:
-    queue, _ = open_sqlite(path)
-    queue.put(tasks(1))
-    with queue._file.reading() as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
-        connection.execute("DELETE FROM tasks")
 
 
 def test_killed_in_the_middle_of_a_commit_leaves_the_state_before(path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from runtime.errors import InvalidValue, MissingExtra, RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.records import open_records
-from runtime.records import store as keyed
 from runtime.records.base import RecordExists
 from runtime.records.blobs.bucket import BucketBlobs, _google_credentials
 from runtime.records.store import BlobRecords
@@ -322,20 +321,6 @@ def test_check_of_a_store_that_forgets_preconditions_refuses_it(gcs_server: GcsS
     assert not unsafe.value.retryable
 
 
-def test_check_is_made_once_in_a_process_and_costs_three_requests_in_the_next(
-    gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keyed, "_proven", set())
-    open_records("gs://lab/probed").check()
-    gcs_server.requests.clear()
-    open_records("gs://lab/probed").check()
-    assert gcs_server.requests.total() == 0
-
-    monkeypatch.setattr(keyed, "_proven", set())
-    open_records("gs://lab/probed").check()
-    assert dict(gcs_server.requests) == {"PUT": 1, "HEAD": 1, "GET": 1}
-
-
 def test_list_of_a_prefix_inside_a_name_starts_there_and_stops_behind_it(bucket: Bucket) -> None:
     blobs = bucket.blobs()
     keys = sorted(["a/t-1.g1", "a/t-1.g2", "a/t-10.g1", "a/t-2.g1", "a/s", "ab/x", "a/t-1"])
@@ -470,48 +455,6 @@ class Provider:
         if self.failures >= 0:
             raise RuntimeError("the session has ended: log in again")
         return self.said
-
-
-@pytest.mark.parametrize("failures", [0, 1])
-@pytest.mark.parametrize(
-    ("url", "said", "asked_with"),
-    [
-        ("s3://lab/p", {"access_key_id": "A", "secret_access_key": "S", "token": "T"}, "Credential=A/"),
-        ("gs://lab/p", {"token": "fresh", "expires_at": datetime.now(UTC) + timedelta(hours=1)}, "Bearer fresh"),
-    ],
-)
-def test_listing_among_names_that_are_not_ours_asks_with_the_credentials_of_the_store(
-    gcs_server: GcsServer,
-    monkeypatch: pytest.MonkeyPatch,
-    url: str,
-    said: dict[str, Any],
-    asked_with: str,
-    failures: int,
-) -> None:
-    gcs_server.fill("lab", ["p/a//x", "p/a/y"])
-    monkeypatch.setenv("AWS_ENDPOINT_URL", gcs_server.url)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "of somebody else")
-    blobs = BucketBlobs(url)
-    blobs._credentials = {"credential_provider": Provider(said, failures)}
-
-    assert list(blobs.list_keys("a/")) == ["a/y"]
-    last = gcs_server.log[-1].headers["authorization"]
-    assert asked_with in last
-    if url.startswith("s3:"):
-        assert "/eu-west-3/s3/" in last
-
-
-def test_object_that_a_console_shows_as_the_folder_is_not_reported_as_foreign(
-    gcs_server: GcsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.records.blobs.bucket._reported", set())
-    gcs_server.fill("lab", ["p/a/", "p/a//x", "p/a/b/", "p/a/y"])
-
-    assert list(BucketBlobs("gs://lab/p").list_keys("a/")) == ["a/y"]
-
-    [said] = caplog.messages
-    assert "'gs://lab/p/a//x'" in said
 
 
 def test_listing_that_cannot_go_around_a_name_says_which_and_what_to_do(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
@@ -311,27 +310,6 @@ def test_create_without_hard_links_renames_without_replacing(tmp_path: Path, mon
     assert not blobs.create("a/x", b"second")
     assert blobs.get("a/x") == b"first"
     assert every_name(tmp_path) == ["a/x"]
-
-
-@pytest.mark.parametrize(("number", "unsafe"), [(errno.EIO, False), (errno.EINVAL, True), (errno.ENOSYS, True)])
-def test_create_without_hard_links_tells_a_failing_disk_from_one_that_cannot_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, unsafe: bool
-) -> None:
-    def no_links(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-
-    def fail(*_: object) -> int:
-        ctypes.set_errno(number)
-        return -1
-
-    monkeypatch.setattr(os, "link", no_links)
-    monkeypatch.setattr("runtime.records.blobs.folder._renameat2", lambda: fail)
-
-    with pytest.raises((StoreUnavailable, StoreUnsafe)) as failed:
-        FolderBlobs(tmp_path).create("a/x", b"")
-
-    assert (isinstance(failed.value, StoreUnsafe), failed.value.retryable) == (unsafe, not unsafe)
-    assert every_name(tmp_path) == []
 
 
 def test_check_on_a_file_system_with_no_create_only_write_refuses_it(

@@ -21,16 +21,6 @@ def status_of(mode: int, uid: int, gid: int) -> os.stat_result:
     return os.stat_result((stat.S_IFREG | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
 
 
-@pytest.mark.parametrize(
-    ("mode", "gid", "believed"),
-    [(0o600, 5, False), (0o644, 5, False), (0o664, 5, True), (0o664, 6, False), (0o666, 6, True)],
-)
-def test_log_of_another_user_is_believed_if_that_user_can_write_the_task_file(
-    mode: int, gid: int, believed: bool
-) -> None:
-    assert sidecar_files._could_write(status_of(0o666, 77777, gid), status_of(mode, os.geteuid(), 5)) is believed
-
-
 def fill(file: Path, key: str) -> None:
     queue, _ = open_sqlite(file)
     queue.put([sample_task(key)])

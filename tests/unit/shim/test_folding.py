@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import errno
 import itertools
 import json
 import os
@@ -22,7 +21,7 @@ from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
 from runtime.shim import files as folding
 from runtime.shim.common import AlreadyClaimed
-from runtime.shim.files import FOLDED, close_job, fold_job, unfold
+from runtime.shim.files import FOLDED, fold_job, unfold
 from runtime.shim.record import FolderRecord, RunRecord
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
 from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
@@ -540,19 +539,6 @@ def test_job_with_secrets_in_its_folder_is_not_folded(tmp_path: Path) -> None:
     fold_job(str(job), {"runs": {"0": {}}})
 
     assert not (job / "ended").exists()
-
-
-def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    job = fill(tmp_path, runs=1)
-    before = sorted(path for path in job.rglob("*"))
-    monkeypatch.setattr("runtime.shim.files._write_folded", refuse)
-
-    close_job(json.loads((job / "order.json").read_text()), FolderRecord(str(job)))
-
-    assert sorted(path for path in job.rglob("*")) == before
 
 
 def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:

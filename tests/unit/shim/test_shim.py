@@ -1982,20 +1982,6 @@ def test_shim_killed_while_it_noted_an_end_disturbs_no_later_one(job: MakeJob) -
     assert made.results() == {0: ("succeeded", 0, 2)}
 
 
-def test_shim_leaves_nothing_running_when_it_fails_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: CommandAttempt) -> None:
-        raise OSError(errno.ESTALE, "stale file handle")
-
-    made = make_job(tmp_path, sys.executable, "sleep 600")
-    monkeypatch.setattr(CommandAttempt, "_watch", fail)
-    attempt = begin_attempt(made)
-
-    with pytest.raises(OSError, match="stale"):
-        attempt.go()
-
-    assert [child.returncode in (-signal.SIGTERM, -signal.SIGKILL) for child in attempt.ranks.children] == [True]
-
-
 def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str, text: str, durable: bool = True) -> None:
         if path.endswith("beat"):

@@ -407,15 +407,6 @@ def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     assert record.carrier is None
 
 
-def test_checkpoint_that_goes_while_it_is_sent_at_the_end_costs_no_result(capsys: pytest.CaptureFixture[str]) -> None:
-    def send() -> None:
-        raise FileNotFoundError(2, "No such file or directory", "step")
-
-    Carrier._send_last_checkpoint(SimpleNamespace(checkpoints=SimpleNamespace(send=send)))
-
-    assert "the last checkpoint is left out" in capsys.readouterr().err
-
-
 def test_upload_that_is_not_wanted_any_more_is_given_up(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -585,14 +576,6 @@ def test_end_of_an_upload_whose_answer_was_lost_is_found_to_be_there(
     bucket.upload("a/large", str(tmp_path / "large"))
 
     assert len(bucket.get("a/large")) == 3 << 20
-
-
-def test_error_in_the_body_of_a_good_answer_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.shim.bucket.PATIENCE_S", 0.1)
-    with answering(lambda *_: (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>")) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        with pytest.raises(BucketUnreachable, match="InternalError"):
-            Bucket(URL)._complete("k", "u", b"", 1, 0.1)
 
 
 def test_clock_that_is_wrong_is_set_right_for_the_service_and_old_keys_are_asked_for_anew(

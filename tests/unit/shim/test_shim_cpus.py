@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -77,21 +76,6 @@ def test_claim_is_released_by_the_death_of_its_shim_and_by_drop(tmp_path: Path) 
     assert share(tmp_path, 8).choose(PAIRS, {}) == list(ALL)
 
 
-def test_process_is_kept_to_the_cpus_of_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[list[int]] = []
-    monkeypatch.setattr(cpus, "allowed_cpus", lambda: list(ALL))
-    monkeypatch.setattr(cpus, "find_cores", lambda _: PAIRS)
-    monkeypatch.setattr(cpus, "_idle_time", dict)
-    monkeypatch.setattr(cpus, "keep_to", kept.append)
-
-    claims = [keep_to_share({"cpus": 4, "claims": str(tmp_path / "cpus")}) for _ in range(2)]
-
-    assert kept == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert [json.loads(Path(each.path).read_text())["cpus"] for each in claims] == [
-        {str(cpu): 1.0 for cpu in chosen} for chosen in kept
-    ]
-
-
 @pytest.mark.parametrize(
     ("count", "said"),
     [(8, ""), (9, "shim: 9 CPUs are asked for and 8 are there, so it is kept to none of them\n")],
@@ -104,23 +88,6 @@ def test_run_that_wants_all_or_more_is_kept_to_none(
 
     assert keep_to_share({"cpus": count, "claims": str(tmp_path / "cpus")}) is None
     assert (capsys.readouterr().err, list(tmp_path.iterdir())) == (said, [])
-
-
-def test_without_a_folder_for_claims_it_is_kept_to_the_idlest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept: list[list[int]] = []
-    monkeypatch.setattr(cpus, "allowed_cpus", lambda: list(ALL))
-    monkeypatch.setattr(cpus, "find_cores", lambda _: {})
-    monkeypatch.setattr(cpus, "keep_to", kept.append)
-    monkeypatch.setattr(
-        cpus, "_idle_time", iter([dict.fromkeys(ALL, 0), {**dict.fromkeys(ALL, 0), 5: 9, 6: 8}]).__next__
-    )
-
-    assert keep_to_share({"cpus": 2, "claims": str(tmp_path / "no/cpus")}) is None
-
-    assert kept == [[5, 6]]
-    assert capsys.readouterr().err.endswith("it is kept to the idlest CPUs\n")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared out")

@@ -240,17 +240,6 @@ def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(
     assert not (made.folder / "runs").exists()
 
 
-def test_lock_that_another_takes_at_the_same_moment_is_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lock.1").write_text("the other's")
-    monkeypatch.setattr(files, "_list_locks", lambda job: [])
-
-    assert files.take_lock(str(tmp_path)) is None
-
-    assert (tmp_path / "lock.1").read_text() == "the other's"
-
-
 # processes
 
 

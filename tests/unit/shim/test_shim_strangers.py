@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.gc import LIST_TREES
-from runtime.shim import environment
 from runtime.shim.common import DONE, SetupFailed
 from runtime.shim.environment import find_environment, prepare, renewed
 from runtime.shim.gpus import GpuShare, is_held, read_claim
@@ -190,17 +189,6 @@ def test_builder_renews_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         mark.unlink()
 
     assert not mark.exists()
-
-
-def test_mark_of_a_builder_that_died_is_dropped_unless_another_took_it_over(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    mark.write_text('{"pid": 2}')
-
-    environment._drop_mark(str(mark), {"pid": 1})
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("mark", '{"pid": 2}')]
-    environment._drop_mark(str(mark), {"pid": 2})
-
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_mark_that_a_power_failure_emptied_stops_no_builder(job: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NotPossible
-from runtime.snapshots import secret_files
 from runtime.snapshots.secret_files import find_secret_files, holds_secret
 from runtime.snapshots.snapshot import SnapshotRules, make_snapshot, survey
 
@@ -116,19 +115,6 @@ def test_file_of_a_name_for_both_is_judged_by_its_content(tmp_path: Path, name: 
     write(tmp_path, f"plain/{name}", plain)
 
     assert find(tmp_path) == [f"secret/{name}"]
-
-
-def test_content_is_read_of_few_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(50):
-        for end in ("py", "json", "yaml", "txt"):
-            write(tmp_path, f"pkg/module_{number}.{end}", KEY)
-    for name in ("ca.pem", "gcp.json", "a-0123456789ab.json"):
-        write(tmp_path, name, "")
-    read = []
-    monkeypatch.setattr(secret_files, "_read", lambda path: read.append(Path(path).name) or "")
-
-    assert find(tmp_path) == []
-    assert read == ["a-0123456789ab.json", "ca.pem", "gcp.json"]
 
 
 def test_link_is_not_followed_to_judge_its_content(tmp_path: Path) -> None:

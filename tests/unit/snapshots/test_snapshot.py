@@ -18,7 +18,6 @@ from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.records import open_records
 from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
-from runtime.snapshots import git as state
 from runtime.snapshots.git import GitHead, read_git_head, read_git_state
 from runtime.snapshots.snapshot import (
     IGNORE_FILE,
@@ -469,25 +468,6 @@ def test_git_state_is_the_same_in_spite_of_the_users_settings_of_git(tmp_path: P
     assert "-1\n+2\n" in found.diff
     assert "canary" not in found.diff
     assert not (tree / "ran").exists()
-
-
-def test_git_state_of_a_long_diff_is_cut_and_of_many_files_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "_NAMES_AT_ONCE", 12)
-    names = [f"f{number}.py" for number in range(9)]
-    tree = make_repository(tmp_path / "tree", dict.fromkeys(names, "1\n"))
-    for name in names:
-        (tree / name).write_text("2\n")
-
-    whole = read_git_state(tree, names)
-    monkeypatch.setattr(state, "LONGEST_DIFF", 300)
-    cut = read_git_state(tree, names)
-
-    assert whole is not None
-    assert cut is not None
-    assert whole.diff.count("-1\n+2\n") == len(names)
-    assert cut.diff == whole.diff[:300]
 
 
 def test_git_state_of_a_secret_whose_name_stays_shows_nothing_of_that_file(tmp_path: Path) -> None:

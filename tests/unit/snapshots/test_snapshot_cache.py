@@ -16,8 +16,7 @@ import pytest
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots import cache as snapshot_cache
 from runtime.snapshots import snapshot
-from runtime.snapshots.cache import SnapshotCache
-from runtime.snapshots.snapshot import SnapshotRules, make_snapshot, take_snapshot
+from runtime.snapshots.snapshot import make_snapshot, take_snapshot
 
 
 class Taker:
@@ -128,29 +127,6 @@ def test_change_of_any_kind_makes_another_snapshot(taker: Taker, change: object)
     assert taker.take() == (second, [])
 
 
-def test_file_that_changes_within_one_tick_of_the_clock_is_read_again(
-    taker: Taker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot_cache, "SETTLED_NS", 3600 * 10**9)
-    monkeypatch.setattr(snapshot_cache, "_fields", lambda status: (status.st_mode, status.st_size, 0, 0, 0))
-    first, _ = taker.take()
-    edit(taker.folder / "a.py")
-
-    second, read = taker.take()
-
-    assert second != first
-    assert "a.py" in read
-
-
-@pytest.mark.usefixtures("later")
-def test_status_alone_would_not_tell_a_change_within_one_tick(taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_cache, "_fields", lambda status: (status.st_mode, status.st_size, 0, 0, 0))
-    first, _ = taker.take()
-    edit(taker.folder / "a.py")
-
-    assert take_snapshot(taker.folder, taker.records, cache_dir=taker.cache) == first
-
-
 def sealed(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
@@ -222,19 +198,6 @@ def test_snapshot_for_nobody_is_stored_nowhere_and_has_the_same_id(taker: Taker)
     assert taker.take()[0] == before
 
 
-def test_caches_of_folders_beyond_the_newest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_cache, "KEPT_FOLDERS", 3)
-    for number in range(6):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "a").write_text("")
-        take_snapshot(folder, None, cache_dir=tmp_path / "cache")
-        os.utime(SnapshotCache.open(tmp_path / "cache", folder)._path or "", (number, number))
-
-    kept = {SnapshotCache.open(tmp_path / "cache", tmp_path / str(number))._path for number in (3, 4, 5)}
-    assert set((tmp_path / "cache" / "snapshots").iterdir()) == kept
-
-
 def test_cache_is_open_to_nobody_else_and_holds_no_content(taker: Taker) -> None:
     (taker.folder / "a.py").write_text("canary-4711")
     taker.take()
@@ -275,24 +238,6 @@ def test_processes_that_use_one_cache_while_files_change_leave_one_that_is_right
 
 
 # bounds on the checks
-
-
-def test_tree_of_too_many_files_is_not_looked_through_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in range(20):
-        (tmp_path / "tree" / str(folder)).mkdir(parents=True)
-        for number in range(50):
-            (tmp_path / "tree" / str(folder) / str(number)).touch()
-    monkeypatch.setattr(snapshot, "_LOOKED_AT", 10)
-    opened: list[str] = []
-    scandir = os.scandir
-    monkeypatch.setattr(snapshot.os, "scandir", lambda path: (opened.append(str(path)), scandir(path))[1])
-
-    with pytest.raises(snapshot.NotPossible, match="more than 100 files"):
-        snapshot.survey(tmp_path / "tree", SnapshotRules(max_bytes=100 * 512))
-
-    assert len(opened) < 10
 
 
 def test_folder_that_the_ignore_file_names_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

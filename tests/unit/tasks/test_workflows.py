@@ -14,7 +14,6 @@ import pytest
 
 from runtime.config import Project
 from runtime.errors import RequestRefused, UnknownName
-from runtime.tasks import workflows
 from runtime.tasks.model import CommandEntry, FunctionEntry, WorkflowEntry
 from runtime.tasks.workflows import BadArguments, HelpAsked, UnknownModule, bind_arguments, load
 
@@ -178,12 +177,6 @@ def test_a_type_of_the_users_that_refuses_a_value_is_a_bad_argument(write_module
     assert run(name, "go", '--even={"n": 2}') == 2
     with pytest.raises(BadArguments, match="odd numbers are out"):
         run(name, "go", '--even={"n": 3}')
-
-
-def test_parser_is_made_once_for_a_function(write_module: Callable[..., str]) -> None:
-    module = __import__(write_module())
-
-    assert workflows._parser_of(module.train, "p train") is workflows._parser_of(module.train, "p train")
 
 
 def test_project_is_found_under_the_packages_of_the_settings(write_module: Callable[..., str], tmp_path: Path) -> None:

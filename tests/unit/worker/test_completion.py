@@ -201,48 +201,6 @@ def test_value_that_cannot_be_read_fails_its_attempt_alone(ends: Ends) -> None:
     assert (note.message or "").startswith("the value it returned cannot be recorded: ")
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_outputs_are_kept_before_their_success_is_recorded_and_what_was_scratch_goes(
-    ends: Ends, tmp_path: Path, inside: bool
-) -> None:
-    ends.services.scratch = str(tmp_path / "scratch")
-    held = ends.hold()
-    held.output_dir = str(tmp_path / ("scratch" if inside else "kept") / "1")
-    Path(held.output_dir).mkdir(parents=True)
-    (Path(held.output_dir) / "result.txt").write_text("done")
-
-    ends.end(held)
-
-    assert (ends.record().outputs_url or "").endswith(f"outputs/{held.lease.task.id}/token-1")
-    assert ends.services.pool._guardian.removals == ({held.output_dir} if inside else set())
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_outputs_that_cannot_be_kept_fail_the_attempt_unless_its_lease_is_gone(
-    ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
-) -> None:
-    held = ends.hold()
-    held.output_dir = str(tmp_path)
-
-    def refuse(*_: object) -> None:
-        if lost:
-            ends.holdings.drop(held.lease.token)
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(ends.records, "keep_outputs", refuse)
-    ends.end(held)
-
-    assert ends.outbox.settlements == []
-    assert ends.services.pool._guardian.removals == (set() if lost else {held.output_dir})
-    if lost:
-        assert not ends.outbox.releases
-    else:
-        assert (ends.note().reason, ends.note().message) == (
-            EndReason.SETUP_FAILED,
-            "its outputs could not be kept: no answer",
-        )
-
-
 # failure
 
 

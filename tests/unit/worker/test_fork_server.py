@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import signal
@@ -88,130 +87,11 @@ def test_child_that_died_by_itself_is_reported_at_once_if_nothing_of_it_is_left(
     assert (bench.killed, bench.guardian.forked, bench.guardian.names) == ([], {}, {})
 
 
-def test_child_that_died_by_itself_is_reported_once_its_orphans_are_gone_and_nothing_else_is_killed(
-    bench: Bench,
-) -> None:
-    bench.add(62, ME)
-    bench.add(63, 62)
-    bench.guardian.names[64] = "c2"
-    bench.add(64, ME)
-    bench.add(65, 64)
-    bench.add(66, 61)
-
-    bench.die(60, 3 << 8)
-    assert (bench.heard(), bench.killed) == ([], [62, 63])
-
-    bench.now += 9.9
-    bench.guardian._sweep()
-    assert (bench.heard(), bench.killed) == ([], [62, 63] * 2)
-
-    del bench.table[62], bench.table[63]
-    bench.guardian._sweep()
-    assert bench.heard() == ["exited c1 768 3072"]
-    bench.guardian._sweep()
-    assert (bench.heard(), bench.killed) == ([], [62, 63] * 2)
-
-
-def test_orphan_that_does_not_die_holds_a_report_back_for_ten_seconds(bench: Bench) -> None:
-    bench.add(62, ME, "D")
-    bench.die(60, signal.SIGKILL)
-    pauses = []
-    while not (heard := bench.heard()):
-        pauses.append(round(bench.guardian.sweep_pause(), 6))
-        bench.now += pauses[-1]
-        bench.guardian._sweep()
-
-    assert heard == ["exited c1 9 3072"]
-    assert bench.now == pytest.approx(110, abs=0.1)
-    assert (pauses[:8], set(pauses[7:])) == ([0.001, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05], {0.05})
-
-
 def test_child_that_left_in_good_order_is_reported_at_once_whatever_it_left(bench: Bench) -> None:
     bench.add(62, ME)
     bench.die(60, wire.CLEAN_EXIT << 8)
 
     assert (bench.heard(), bench.killed) == ([f"exited c1 {wire.CLEAN_EXIT << 8} 3072"], [])
-
-
-def test_orphans_are_ended_when_the_worker_asks_for_it(bench: Bench) -> None:
-    bench.add(62, ME)
-    bench.guardian.obey_all(b"sweep c9\0")
-    del bench.table[62]
-    bench.guardian._sweep()
-
-    assert bench.killed == [62]
-    assert bench.heard() == [f"exited c9 {wire.CLEAN_EXIT << 8} 0"]
-
-
-@pytest.mark.parametrize("table", [True, False])
-def test_guardian_without_a_worker_ends_all_below_it_and_leaves(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, table: bool
-) -> None:
-    """Without a process table, as on macOS, it cannot know whether more is left than its children."""
-    ended: list[int] = []
-
-    def end_tree(root: int, *, patience_s: float) -> None:
-        ended.append(root)
-        if len(ended) == (3 if table else 1):
-            bench.table.clear()
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(fork_server.processes, "end_tree", end_tree)
-    monkeypatch.setattr(fork_server.processes, "reap", lambda: len(ended) < 9)
-    monkeypatch.setattr(fork_server.os, "_exit", leave)
-    bench.worker.shutdown(socket.SHUT_WR)
-    with pytest.raises(SystemExit) as left:
-        bench.guardian._receive()
-
-    assert (left.value.code, ended) == (0, [ME] * (3 if table else 1))
-    assert bench.killed == [60, 61]
-
-
-def test_guardian_whose_worker_dies_before_it_has_sent_the_configuration_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(fork_server.os, "_exit", leave)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        monkeypatch.setattr(fork_server.socket, "socket", lambda fileno: theirs)
-        ours.sendall(b'{"page_fd": ')
-        ours.shutdown(socket.SHUT_WR)
-        with pytest.raises(SystemExit) as left:
-            fork_server.main(theirs.fileno())
-
-    assert left.value.code == 0
-
-
-def test_guardian_looks_for_dead_children_once_after_a_wake_up_and_then_sleeps(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, looks = bench.guardian, []
-    made.worker_fd = os.pidfd_open(os.getpid())
-    made.wake_fd, waker_fd = os.pipe()
-    os.write(waker_fd, b"xx")
-
-    def wait(pid: int, options: int) -> None:
-        looks.append(pid)
-        bench.worker.shutdown(socket.SHUT_WR)
-        raise ChildProcessError
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(fork_server.os, "wait4", wait)
-    monkeypatch.setattr(fork_server.os, "_exit", leave)
-    monkeypatch.setattr(fork_server.processes, "reap", lambda: False)
-    with pytest.raises(SystemExit):
-        made.serve()
-    for fd in (made.worker_fd, made.wake_fd, waker_fd):
-        os.close(fd)
-
-    assert looks == [-1]
 
 
 def test_status_of_a_removal_or_of_an_orphan_is_no_childs(bench: Bench) -> None:
@@ -237,26 +117,6 @@ def test_kill_reaches_the_child_and_all_below_it(bench: Bench) -> None:
     assert bench.killed == [60, 62, 63]
 
 
-def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "fractions.py").write_text("raise RuntimeError('loaded')\n")
-    path = [str(tmp_path), *sys.path]
-    monkeypatch.setattr(sys, "path", list(path))
-    for name in ("fractions", "getpass", "colorsys"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with mmap.mmap(-1, wire.CELL_BYTES) as page:
-        bench.guardian.child = made = ChildServer(page, reuse=False, max_tasks=1, max_growth_bytes=1)
-        bench.guardian.obey_all(b"preload getpass colorsys\0preload fractions\0")
-        gc.unfreeze()
-
-    assert {"fractions", "getpass", "colorsys"} & set(sys.modules) == {"getpass"}
-    assert sys.path == path
-    assert "getpass" in made.environment._preloaded
-    assert "getpass" not in made.environment.list_imported()
-    assert fork_server._is_standard("itertools"), "it is built in, so it has no file"
-
-
 def give(outcome: int | OSError) -> int:
     """Play a call's outcome."""
     if isinstance(outcome, OSError):
@@ -278,49 +138,6 @@ def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
     assert (bench.heard(), outcomes) == (["pong"] * 3, [])
 
 
-def test_process_that_removes_a_tree_ends_then_instead_of_going_on_as_a_second_guardian(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    (tmp_path / "tree" / "folder").mkdir(parents=True)
-    closed: list[int] = []
-    monkeypatch.setattr(bench.guardian, "_leave_guardian", lambda: None)
-    monkeypatch.setattr(fork_server.os, "fork", lambda: 0)
-    monkeypatch.setattr(fork_server.os, "closerange", lambda low, high: closed.append(low))
-    monkeypatch.setattr(fork_server.os, "_exit", leave)
-    with pytest.raises(SystemExit) as left:
-        bench.guardian.obey_all(f"remove {tmp_path / 'tree'}\0".encode())
-
-    assert (left.value.code, closed, list(tmp_path.iterdir())) == (0, [wire.CONTROL_FD], [])
-
-
-def test_child_with_a_container_is_killed_alone_and_reported_once_its_container_and_its_orphans_are_gone(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench.guardian.scratch = str(tmp_path)
-    (tmp_path / "t.60.container").touch()
-    (tmp_path / "u.62.container").touch()
-    monkeypatch.setattr(fork_server.os, "fork", lambda: 77)
-    bench.add(62, 60)
-    bench.add(77, ME)
-
-    bench.guardian.obey_all(b"kill c1\0")
-    assert bench.killed == [60]
-
-    bench.add(62, ME)
-    bench.die(60, signal.SIGKILL)
-    assert (bench.heard(), bench.guardian.helpers) == ([], {61: "removed /tree", 77: "exited c1 9 3072"})
-
-    bench.die(77, 0)
-    assert (bench.heard(), bench.killed) == ([], [60, 62])
-
-    del bench.table[62]
-    bench.guardian._sweep()
-    assert bench.heard() == ["exited c1 9 3072"]
-
-
 def test_child_whose_container_no_process_can_remove_is_reported_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -332,30 +149,6 @@ def test_child_whose_container_no_process_can_remove_is_reported_all_the_same(
 
     assert bench.heard() == ["exited c1 9 3072"]
     assert (tmp_path / "t.60.container").exists()
-
-
-def test_child_that_cannot_serve_ends_instead_of_going_on_as_a_second_guardian(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied: list[tuple[int, int]] = []
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    def serve(cell: int) -> None:
-        raise MemoryError
-
-    made = bench.guardian
-    made.null_fd, made.child = 90, SimpleNamespace(serve=serve)  # type: ignore[assignment]
-    monkeypatch.setattr(made, "_leave_guardian", lambda: None)
-    monkeypatch.setattr(fork_server.os, "dup2", lambda old, new: copied.append((old, new)))
-    monkeypatch.setattr(fork_server.os, "set_inheritable", lambda fd, inheritable: None)
-    monkeypatch.setattr(fork_server.os, "closerange", lambda low, high: None)
-    monkeypatch.setattr(fork_server.os, "_exit", leave)
-    with pytest.raises(SystemExit) as left:
-        made._become_child(0, 91, 92)
-
-    assert (left.value.code, copied) == (1, [(90, 0), (92, 1), (92, 2), (91, wire.CONTROL_FD)])
 
 
 @pytest.mark.parametrize(("command", "stopped"), [(0, [60, 61]), (62, [62, 63])])

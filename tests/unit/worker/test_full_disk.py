@@ -17,7 +17,6 @@ import pytest
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.shim import run_loop as serving
-from runtime.shim.attempt import CommandAttempt
 from runtime.shim.common import HOST
 from runtime.shim.files import _write_beside, write_whole
 from runtime.shim.processes import boot_id, started_at
@@ -29,7 +28,6 @@ from tests.shim_support import (
     IMPORT,
     JOB,
     PATIENCE_S,
-    SHIM,
     make_asked,
     make_job,
     processes_with,
@@ -261,50 +259,6 @@ def test_shim_that_is_told_to_stop_on_a_full_disk_leaves_nothing_running(tmp_pat
     assert "leaves no word of how index 0 ended" in said
     assert "Traceback" not in said
     assert made.ends() == ["-"]
-
-
-STARTER = """
-trap 'touch {told}; kill -9 $one $two; exit 143' TERM
-SLURM_PROCID=0 "$@" & one=$!; SLURM_PROCID=1 "$@" & two=$!
-wait $one; code=$?; wait $two; exit $code
-"""
-
-
-@pytest.mark.parametrize("spare", [True, False], ids=["another name", "no name either"])
-def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, spare: bool
-) -> None:
-    """Their shims watch for a file; if it cannot be written, a signal to their starter ends them all at once."""
-    watch = CommandAttempt._watch
-
-    def fill_up(attempt: CommandAttempt) -> object:
-        folder = tmp_path / "jobs"
-        wait_for(lambda: len(list(folder.glob("*/runs/0/output/a0001/*"))) == 2, "both ranks")
-        disk.full = True
-        attempt.deadline = time.time()
-        return watch(attempt)
-
-    def refuse(*_: object) -> None:
-        raise FULL
-
-    monkeypatch.setattr(sys, "argv", [str(SHIM)])
-    monkeypatch.setattr(CommandAttempt, "_watch", fill_up)
-    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
-    if not spare:
-        monkeypatch.setattr("os.link", refuse)
-    script = "touch $RUNTIME_OUTPUT_DIR/$RANK; exec sleep 600"
-    starter = ["sh", "-c", STARTER.format(told=tmp_path / "told"), "starter"]
-
-    ranks = {"nodes": 2, "launch_ranks": starter, "checkpoint": {"signal": "USR1", "lead_s": 5}}
-
-    with pytest.raises(OSError, match="no space left"):
-        serve(tmp_path, script, make_asked(why="SIGTERM"), grace_s=PATIENCE_S, **ranks)
-
-    left = processes_with(str(tmp_path))
-    signal_all(left)  # a real starter, which knows its descendants, would have ended these
-    assert (tmp_path / "told").exists() is not spare
-    # The signalled starter kills the ranks' shims, which may or may not have ended their commands by then.
-    assert not (spare and left)
 
 
 def test_failed_run_stops_the_others_of_its_array_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:

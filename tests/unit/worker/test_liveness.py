@@ -131,21 +131,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_guardian_that_dies_again_and_again_is_started_later_and_later(stopped: set[int], now: list[float]) -> None:
-    bench = Watch()
-    waits = []
-    for _ in range(9):
-        bench.hear("ready")
-        bench.guardian.events.due = None
-        bench.die()
-        assert bench.guardian.events.due == bench.watch._start_at
-        waits.append(bench.watch._start_at - now[0])
-        bench.watch.check(bench.watch._start_at)
-
-    assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert (bench.guardian.starts, bench.watch.failure) == (10, None)
-
-
 def test_slots_go_on_after_a_death_with_what_they_still_have(stopped: set[int], now: list[float]) -> None:
     bench = Watch()
     pumped = bench.slot.pumped
@@ -170,78 +155,6 @@ def test_guardian_is_not_started_before_its_time_nor_at_the_end(stopped: set[int
     bench.guardian.closing = False
     bench.watch.check(now[0] + 0.5)
     assert bench.guardian.starts == 3
-
-
-@pytest.mark.parametrize("end", ["exited", "lost"])
-def test_end_of_an_attempt_between_two_deaths_lets_the_next_guardian_start_at_once(
-    stopped: set[int], now: list[float], end: str
-) -> None:
-    bench = Watch()
-    for _ in range(3):
-        bench.die()
-        bench.watch.check(bench.watch._start_at)
-    bench.children.append(Child("c1", done=1 if end == "lost" else 0))
-    if end == "exited":
-        bench.hear("exited c1 256 4096")
-        assert bench.children.ended == [("c1", (256, 4096))]
-
-    bench.die()
-
-    assert bench.watch._start_at == now[0]
-
-
-def test_guardian_that_is_never_ready_is_given_up_after_eight_starts(stopped: set[int], now: list[float]) -> None:
-    bench = Watch()
-    for _ in range(7):
-        bench.die()
-        bench.watch.check(bench.watch._start_at)
-    assert bench.watch.failure is None
-
-    bench.die()
-    assert bench.watch.failure is not None
-    bench.watch.check(bench.watch._start_at)
-    assert bench.guardian.starts == 8
-
-
-def test_guardian_that_was_ready_once_begins_the_count_of_false_starts_again(
-    stopped: set[int], now: list[float]
-) -> None:
-    bench = Watch()
-    for number in range(15):
-        if number == 7:
-            bench.hear("ready")
-        bench.die()
-        bench.watch.check(bench.watch._start_at)
-
-    assert bench.watch.failure is None
-
-
-def test_guardians_that_are_never_ready_are_given_up_also_after_one_that_was(
-    stopped: set[int], now: list[float]
-) -> None:
-    bench = Watch()
-    bench.hear("ready")
-    bench.die()
-    for _ in range(8):
-        assert bench.watch.failure is None
-        bench.watch.check(bench.watch._start_at)
-        bench.die()
-
-    assert bench.watch.failure is not None
-
-
-def test_guardian_that_cannot_be_started_is_tried_again(stopped: set[int], now: list[float]) -> None:
-    bench = Watch()
-    bench.die()
-    pumped = bench.slot.pumped
-    bench.guardian.refuses, bench.guardian.events.due = True, None
-    bench.watch.check(now[0])
-    assert (bench.guardian.starts, bench.slot.pumped) == (1, pumped)
-    assert bench.watch._start_at == bench.guardian.events.due == now[0] + 0.5
-
-    bench.guardian.refuses = False
-    bench.watch.check(bench.watch._start_at)
-    assert (bench.guardian.starts, bench.slot.pumped) == (2, pumped + 1)
 
 
 def test_reports_reach_the_children_that_they_name_and_no_others(stopped: set[int]) -> None:

@@ -336,18 +336,3 @@ def test_worker_reports_soon_after_it_got_a_task(make: Make) -> None:
     [seen] = course.parts.records.workers()
     assert seen.running == (sample_task("a").id,)
     assert (seen.seen_at - seen.started_at).total_seconds() == pytest.approx(13, abs=0.1)
-
-
-def test_task_that_is_ready_waits_for_the_end_of_a_pause(make: Make) -> None:
-    course = make(accept=frozenset({"command"}), look_ahead=1)
-    loop = course.loop()
-    for key in "ab":
-        course.put(key)
-    # The queue is tended every 0.8 seconds, and the worker has no room to ask for more.
-    course.waits.at(0.9, lambda: setattr(loop._dispatch, "pause_until", course.parts.now + 0.95))
-    course.waits.at(5.0, lambda: course.leaving.ask("told to"))
-
-    course.run()
-
-    assert any(at == pytest.approx(1.85, abs=0.005) for at in course.waits.rounds)
-    assert any(at == pytest.approx(1.6, abs=0.005) for at in course.queue.times("tend"))

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidValue
-from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
+from runtime.shim.notices import GCE_NOTICE_S, GceSource
 from runtime.testing.metadata import MetadataServer
-from runtime.worker import notices
-from runtime.worker.notices import NoticeSettings, NoticeWatch, PreemptionNotice, find_cloud, notice_settings_from
+from runtime.worker.notices import NoticeSettings, NoticeWatch, PreemptionNotice, notice_settings_from
 from runtime.worker.worker_context import LeaveDecision
 from tests.services_support import PATIENCE_S
 
@@ -312,28 +311,6 @@ def test_stopped_watch_says_nothing(watch: Any, tmp_path: Path) -> None:
     (tmp_path / "preempt").touch()
 
     assert watching.notice is None
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"product_name": "Google Compute Engine\n"}, "gce"),
-        ({"product_name": "m5.large\n", "sys_vendor": "Amazon EC2\n"}, "ec2"),
-        ({"product_name": "HVM domU\n", "sys_vendor": "Xen\n", "bios_version": "4.11.amazon\n"}, "ec2"),
-        ({"product_name": "Standard PC\n", "sys_vendor": "QEMU\n"}, None),
-    ],
-)
-def test_find_cloud_by_the_firmware(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
-    folder = tmp_path / "sys/class/dmi/id"
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-
-    assert find_cloud(tmp_path) == expected
-    asked = {None: [], "gce": [GceSource], "ec2": [Ec2Source]}[expected]
-    assert [type(each) for each in notices._choose_sources(NoticeSettings(), tmp_path)] == asked
-    assert notices._choose_sources(NoticeSettings(clouds=()), tmp_path) == []
 
 
 def test_watch_as_a_context_ends_with_it(tmp_path: Path) -> None:

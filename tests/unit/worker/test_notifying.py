@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from runtime.end_reasons import EndReason
@@ -14,8 +12,7 @@ from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.notifying import LOOK_AFTER_S, LOOK_EVERY_S, STILL_S, CompletionWatch, Notifier
-from tests.unit.worker.parts_bench import Parts
+from runtime.worker.notifying import STILL_S, CompletionWatch
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
 TASK = sample_task()
@@ -90,29 +87,3 @@ def test_counters_that_say_that_all_is_done_are_checked_at_once(clock: FakeClock
 
 def test_experiment_without_tasks_is_not_complete(clock: FakeClock) -> None:
     assert CompletionWatch(MemoryRecords(clock=clock)).find_complete("none", last=True) is None
-
-
-@pytest.mark.parametrize("sends", [False, True])
-def test_worker_looks_soon_after_its_start_and_then_at_intervals_even_while_it_sends(
-    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sends: bool
-) -> None:
-    parts = Parts(tmp_path, clock)
-    notifying = Notifier(parts.services)
-    if sends:
-        notifying._mailbox.names.add("t-1.g1")
-    began = clock.boottime()
-    looks: list[float] = []
-    find_due = notifying._find_due
-    monkeypatch.setattr(notifying, "_find_due", lambda known: looks.append(clock.boottime() - began) or find_due(known))
-
-    for _ in range(120):
-        notifying.poll_when_due(clock.boottime())
-        clock.advance(seconds=0.1)
-
-    assert looks == pytest.approx([LOOK_AFTER_S, LOOK_AFTER_S + LOOK_EVERY_S, LOOK_AFTER_S + 2 * LOOK_EVERY_S], abs=0.2)
-    assert notifying.is_over(clock.boottime(), patience_s=40.0) is not sends
-    assert len(looks) == 4, "a worker looks before it leaves"
-    clock.advance(seconds=41)
-    assert notifying.is_over(clock.boottime(), patience_s=40.0)
-    assert len(looks) == 4
-    notifying.close()

@@ -11,8 +11,6 @@ import resource
 import secrets
 import selectors
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -25,7 +23,7 @@ import pytest
 from runtime.end_reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.worker.attempts import calls, child, entries, environment, processes, wire
+from runtime.worker.attempts import processes, wire
 from runtime.worker.attempts.model import AttemptEnd, AttemptOrder, ChildPoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.work_trees import WorkTrees
@@ -360,26 +358,6 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
     assert len(Path(warm.path("notes")).read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("call", [("announce_result", 1000), ("block_output",)])
-def test_time_limit_holds_until_the_result_is_read(
-    bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool.TIDY_PATIENCE_S", 0.2)
-
-    order = bench.order(*call, timeout_s=600.0)
-    bench.pool.slots[0].send([order])
-    if call[0] == "announce_result" and not bench.pool._settings.reuse:
-        # A child that runs only one attempt ends all the same.
-        assert bench.wait(order)[0].reason is EndReason.APP_FAILED
-    else:
-        bench.step_until(bench.is_over)
-        bench.expire(order)
-        [ended] = bench.wait(order)
-        assert ended.reason is EndReason.TIMEOUT
-        assert (ended.message or "").startswith("timed out after 1ms: its code had ended, but not")
-    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
-
-
 def test_announced_length_that_no_frame_has_is_refused_at_once(used: Bench) -> None:
     ended = used.run("announce_result", 1 << 30)
     assert (ended.message or "").startswith(f"wrote to {STRAY}")
@@ -450,19 +428,6 @@ def test_traceback_of_what_fails_before_user_code_shows_no_frame_of_ours(used: B
     ended = used.run("nothing", env={"A\0B": "1"})
     assert (ended.reason, ended.message) == (EndReason.SETUP_FAILED, "ValueError: embedded null byte")
     assert ended.log == b"ValueError: embedded null byte\n"
-
-
-def test_own_files_are_those_of_the_modules_around_user_code() -> None:
-    modules = {calls, child, entries, environment, wire}
-    assert {module.__file__ for module in modules} == entries.OWN_FILES
-    called = [
-        calls.call_request,
-        child.ChildServer._run,
-        entries.load_function,
-        environment.ProcessEnvironment.prepare,
-        wire.ControlSocket.begin,
-    ]
-    assert {function.__code__.co_filename for function in called} <= entries.OWN_FILES
 
 
 def test_unknown_module_is_config_invalid_and_failing_import_is_not(used: Bench, tmp_path: Path) -> None:
@@ -567,25 +532,6 @@ def test_modules_in_the_working_folder_do_not_reach_the_guardian(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert make().run("nothing").reason is EndReason.SUCCEEDED
-
-
-def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Path) -> None:
-    counter = tmp_path / "memory.events"
-    counter.write_text("oom_kill 0\n")
-    bench = make()
-    bench.pool._endings._oom = processes.OomWatch(str(counter))
-    order = bench.start("sleep")
-    counter.write_text("oom_kill 1\n")
-    os.kill(bench.pids()[1], signal.SIGKILL)
-    ended = bench.wait(order)[0]
-    assert (ended.reason, ended.signal) == (EndReason.OOM, signal.SIGKILL)
-    assert ended.message
-    assert ended.message.startswith("killed for memory by the kernel")
-    assert "at its peak the process held" in ended.message
-    assert bench.run("die", signal.SIGKILL).reason is EndReason.APP_FAILED
-    counter.write_text("oom_kill 2\n")
-    assert bench.run("leave_at_once", 1).reason is EndReason.APP_FAILED
-    assert bench.run("die", signal.SIGKILL).reason is EndReason.APP_FAILED
 
 
 def test_closed_output_does_not_reach_the_next_attempt(used: Bench) -> None:
@@ -1363,28 +1309,6 @@ def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(
     assert bench.wait(order)[0].reason is EndReason.PREEMPTED
 
 
-def test_guardian_that_reads_nothing_does_not_stop_the_loop(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert bench.pool._guardian._socket
-    patience = bench.pool._guardian._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
-    assert struct.unpack("ll", patience) == (5, 0)
-    bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
-    bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # As little as there can be.
-    # The next guardian has to start before it reads.
-    monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
-    order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
-    bench.step_until(Path(bench.path("done")).exists)
-    for number in range(1000):
-        (tmp_path / f"tree-{number}").mkdir()
-        bench.pool.discard(str(tmp_path / f"tree-{number}"))
-        if bench.pool._guardian.silences >= 20:
-            break
-
-    assert bench.wait(order)[0].reason is EndReason.LOST
-    bench.step_until(lambda: not list(tmp_path.glob("tree-*")))
-
-
 def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1407,27 +1331,6 @@ def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: 
     bench.pool.discard(str(tmp_path / "tree"))
 
     bench.step_until(lambda: not (tmp_path / "tree").exists())
-
-
-def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
-    order = bench.start("wait_for", bench.path("go"))
-    guardian = bench.pids()[0]
-    bench.step_until(lambda: not bench.pool._guardian.silences)
-    # Some schedulers send these to all processes of a job. The guardian is not what they are meant to end.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(guardian, number)
-    for _ in range(30):
-        os.kill(guardian, signal.SIGSTOP)
-        # After a long pause, the worker's turn comes before the guardian's.
-        bench.pool._events.ping_at = 0.0
-        bench.pool._events.wake_by(0.0)
-        bench.pool.tick()
-        os.kill(guardian, signal.SIGCONT)
-        bench.step_until(lambda: not bench.pool._guardian.silences)
-    Path(bench.path("go")).touch()
-
-    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
-    assert bench.pids()[0] == guardian
 
 
 def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
@@ -1505,32 +1408,6 @@ def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(
         warm.step_until(lambda: warm.child is not deaf)
 
     assert {one.reason for one in warm.wait(*orders)} == {EndReason.SUCCEEDED}
-
-
-STOPS_ITS_CHILDREN = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-from runtime.worker.attempts import child
-child.ChildServer.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
-from runtime.worker.attempts.fork_server import main
-main(int(sys.argv[2]))
-"""
-
-
-@pytest.mark.usefixtures("quick_guardians")
-def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
-    fresh: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", STOPS_ITS_CHILDREN)
-    first = fresh.pids()[0]
-    os.kill(first, signal.SIGKILL)
-    # Its child could still run an order sent right away.
-    fresh.step_until(lambda: fresh.pids() and fresh.pids()[0] != first)
-
-    ended = fresh.run("nothing")
-
-    assert ended.reason is EndReason.SETUP_FAILED
-    assert (ended.message or "").startswith("its process died 3 times before it could begin")
 
 
 # processes damaged by an attempt

@@ -75,21 +75,6 @@ def test_root_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
     assert list(Path(base).iterdir()) == []
 
 
-def test_worker_that_starts_waits_for_another_that_looks_at_its_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = str(tmp_path / "base")
-    scratch.open_root("w-1", base=base).close()
-    looking = scratch._lock(f"{base}/w-1.lock")
-    assert looking is not None
-    monkeypatch.setattr(scratch.time, "sleep", lambda _: os.close(looking))
-
-    root = scratch.open_root("w-1", base=base)
-
-    assert Path(root.path).is_dir()
-    root.close()
-
-
 def test_root_of_living_worker_is_no_leftover_and_its_name_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,35 +193,6 @@ def test_tree_is_as_submitted_whatever_an_attempt_did(
         assert describe(slot.path) == slot.submitted
 
 
-def test_tree_whose_file_changes_within_one_tick_of_the_clock_is_put_back(
-    slot: Slot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = WorkTree._look
-
-    def coarse(self: WorkTree, name: str) -> tuple[int, int, int, int, int] | None:
-        """Return the times of a file system with a stopped clock, and one inode for all."""
-        found = look(self, name)
-        return found and (found[0], 1, 0, self_ticks[0], found[4])
-
-    self_ticks = [0]
-    monkeypatch.setattr(WorkTree, "_look", coarse)
-    monkeypatch.setattr(work_trees.time, "time_ns", lambda: work_trees.TICKS_NS)
-    slot.prepare()
-    write_in_place(slot.path)
-    (slot.path / "new").touch()
-
-    slot.prepare()
-
-    assert describe(slot.path) == slot.submitted
-    # The file attributes alone would not show the change: if the clock has advanced since, they are trusted.
-    monkeypatch.setattr(work_trees.time, "time_ns", lambda: 10 * work_trees.TICKS_NS)
-    slot.path.with_name(f"{slot.path.name}.seen").unlink()
-    slot.prepare()
-    write_in_place(slot.path)
-    slot.prepare()
-    assert describe(slot.path) != slot.submitted
-
-
 def test_byte_code_stays_beside_sources_that_did_not_change_and_goes_when_one_did(slot: Slot) -> None:
     compiled = Path(py_compile.compile(str(slot.path / "pkg/a.py")) or "")
     slot.prepare()
@@ -256,41 +227,6 @@ def test_tidy_removes_and_names_what_was_left(slot: Slot) -> None:
     assert tree.tidy() == []
 
 
-def test_tree_that_was_laid_out_only_half_is_laid_out_again(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(WorkTree, "_write", full)
-        slot.path.with_name(f"{slot.path.name}.seen").unlink()
-        with pytest.raises(OSError, match="No space left"):
-            slot.prepare()
-
-    slot.prepare()
-
-    assert describe(slot.path) == slot.submitted
-
-
-def test_disk_that_is_full_is_left_without_halves(slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    before = set((tmp_path / "scratch").iterdir())
-    with monkeypatch.context() as broken:
-        broken.setattr(work_trees.marshal, "dumps", lambda value: b"")
-        broken.setattr("builtins.open", full)
-        with pytest.raises(OSError, match="No space left"):
-            slot.trees.fetch(slot.identity, slot.records)
-    other = WorkTree(slot.trees.place(slot.identity, 1))
-    with monkeypatch.context() as broken:
-        broken.setattr(WorkTree, "_write", full)
-        with pytest.raises(OSError, match="No space left"):
-            other.prepare()
-
-    assert set((tmp_path / "scratch").iterdir()) == before
-    assert not Path(other.folder).exists()
-
-
 def test_tree_whose_look_cannot_be_kept_is_laid_out_again_by_the_next_process(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,21 +238,6 @@ def test_tree_whose_look_cannot_be_kept_is_laid_out_again_by_the_next_process(
         write_in_place(slot.path)
         slot.prepare()
     write_in_place(slot.path)
-    slot.prepare()
-
-    assert describe(slot.path) == slot.submitted
-
-
-def test_tree_is_mended_again_after_a_mending_that_was_cut_off(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_in_place(slot.path)
-
-    def killed(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as broken:
-        broken.setattr(WorkTree, "_remember", killed)
-        with pytest.raises(KeyboardInterrupt):
-            slot.prepare()
     slot.prepare()
 
     assert describe(slot.path) == slot.submitted

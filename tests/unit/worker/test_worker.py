@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -388,25 +387,6 @@ def test_attempt_that_outlives_the_grace_is_killed_and_released(bench: Bench) ->
         running.join()
 
     assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
-
-
-def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends_no_failure(bench: Bench) -> None:
-    task = bench.function("stubborn", "deaf", max_failures=1, timeout=timedelta(minutes=10))
-    bench.put(task)
-    with bench.running(grace=timedelta(minutes=10)) as running:
-        bench.began("deaf")
-        running.worker.stop()
-        assert wait_until(lambda: bool(bench.events("worker_draining")))
-        pool = running.worker._pool
-        pool._settings = replace(pool._settings, stop_grace_s=0.2)
-        child = pool.slots[0].child
-        assert child
-        child.orders[0].timeout_s = 0.1
-        result = running.join()
-
-    assert (result.exit_code, result.failed) == (0, 0)
-    assert [(note.reason, note.message) for note in bench.notes(task)] == [(EndReason.PREEMPTED, "stopped: preempted")]
-    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
