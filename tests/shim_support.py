@@ -66,14 +66,16 @@ def find_pythons() -> dict[str, str]:
 
 
 def each_python() -> list[Any]:
-    """Parameters of a test: this interpreter, and with the mark `service` the oldest and the newest of this machine."""
+    """Parameters of a test: this interpreter, with the mark `service` the machine's oldest, and with `nightly` its newest."""
     import pytest
 
     found = find_pythons()
     ordered = sorted(found, key=lambda version: int(version[2:]))
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    marks: dict[str, list[pytest.MarkDecorator]]
+    marks = {ordered[-1]: [pytest.mark.nightly], ordered[0]: [pytest.mark.service], own: []}
     return [
-        pytest.param(found[version], marks=[] if version == own else [pytest.mark.service], id=f"python{version}")
+        pytest.param(found[version], marks=marks[version], id=f"python{version}")
         for version in dict.fromkeys((own, ordered[0], ordered[-1]))
     ]
 

@@ -129,6 +129,7 @@ def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, fi
 
 
 @pytest.mark.slow
+@pytest.mark.daily(1)
 def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_blamed(yard: Yard) -> None:
     others = yard.submit([call("quick", f"q{n}") for n in range(5)])
     crasher = yard.submit_one("kill_worker", "crasher")
@@ -163,6 +164,7 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     yard.check()
 
 
+@pytest.mark.daily(1)
 def test_daemon_of_a_killed_worker_is_gone_before_its_task_runs_again(yard: Yard) -> None:
     task = yard.submit_one("daemonise", "daemon")
     victim = yard.start()

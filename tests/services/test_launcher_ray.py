@@ -126,6 +126,7 @@ class TestRayOfAStack:
     test_notice = LauncherSuite.test_notice_of_the_cloud_asks_the_command_to_end_and_the_attempt_is_preempted
 
 
+@pytest.mark.nightly
 class TestRayInABucket:
     """The tests of the suite that do something else where the record root is a bucket."""
 

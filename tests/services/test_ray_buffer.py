@@ -37,6 +37,7 @@ def bench(head: LabHead, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
+@pytest.mark.nightly
 def test_pool_keeps_an_idle_node_beside_the_busy_ones_and_gives_the_others_back(head: LabHead, bench: Bench) -> None:
     assert await_buffer(head, [("one", 0, 1)], nodes=1), head.tell()
 

@@ -185,6 +185,7 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once_by_keepers(head: LabHead
 # waiting
 
 
+@pytest.mark.nightly
 def test_job_waits_for_its_tpu_longer_than_a_driver_may_take_to_start(head: LabHead, bench: Bench) -> None:
     head.hold_creation()
     for each in head.nodes():

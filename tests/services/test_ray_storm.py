@@ -10,7 +10,7 @@ from benchmarks.storm import run_storm, strike_by_progress
 from tests.services.head_support import require_ray
 from tests.services_support import PubsubEmulator
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.nightly]
 
 NODES, TASKS, PREEMPTIONS = 3, 60, 6
 
