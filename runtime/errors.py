@@ -167,7 +167,7 @@ class PartTaken(NotPossible):
 
 
 class Untrusted(RequestRefused):
-    """A file that decides what runs or where things go, and that other users made or can write. It was not used.
+    """A file that chooses code or destinations, and that other users made or can write. It was not used.
 
     `trust` is the setting that has it believed, `instead` the way on without it.
     """

@@ -81,7 +81,7 @@ def is_named(path: str) -> bool:
 
 
 def check_trusted(path: str, *, instead: str, opened: "Optional[os.stat_result]" = None) -> None:
-    """Raise `Untrusted` if a file that decides what runs or where things go is not believed; `instead` is another way."""
+    """Raise `Untrusted` for a file that chooses code or destinations and that others could have written; `instead` is another way."""
     try:
         found = find_stranger(path, opened)
     except OSError:

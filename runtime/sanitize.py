@@ -69,7 +69,7 @@ class LogCleaner:
         return text if _is_plain(text) else _replace(_UNSAFE_IN_LOG, self._pass, text)
 
     def end(self) -> str:
-        """Return what was kept, and the end of a colour that the log did not end."""
+        """Return the kept text, and the end of a colour that the log did not end."""
         return self.feed(b"", last=True) + ("\x1b[0m" if self._coloured else "")
 
     def _pass(self, found: re.Match[str]) -> str:

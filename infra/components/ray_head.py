@@ -43,7 +43,7 @@ nodes, and refuses a role that names a permission it does not know.
 https://cloud.google.com/iam/docs/roles-permissions/tpu"""
 
 REAPER_PERMISSIONS: Final = (
-    # What the head says of itself, for `runtime cluster config --check`.
+    # The head's own settings, for `runtime cluster config --check`.
     "compute.instances.getGuestAttributes",
     # To tell the nodes of this head from those of an older one, or of none.
     "compute.instances.list",

@@ -31,7 +31,7 @@ def doctor(
     Each line is ok, warn or fail, and says the fix. It tries what it can: permissions on each queue, registry and
     secret, a write to the record store. Exit code 1 if a line fails.
 
-    With `--recover`, the damaged task file of a local stack is kept under another name and replaced by what can be read
+    With `--recover`, the damaged task file of a local stack is kept under another name and replaced by the rows that can be read
     of it.
 
     \b

@@ -35,7 +35,7 @@ _TAKE_ALL = {"ignore_unknown_options": True, "allow_extra_args": True}
 def list_(stack: StackOption = None, output: OutputOption = OutputFormat.TEXT) -> None:
     """List the stack's secrets: variable, versions, newest version, who can read it.
 
-    Readers are those who were granted it on the secret itself. `-` stands for what this identity may not see.
+    Readers are those who were granted it on the secret itself. `-` stands for facts that this identity may not see.
 
     \b
     Examples:

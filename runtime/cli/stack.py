@@ -176,7 +176,7 @@ def diff(
 ) -> int:
     """Show in which keys two contracts differ. Exit code 0 if they are the same, 1 if they differ.
 
-    The name of a stack stands for what Pulumi says now, never for a copy.
+    The name of a stack stands for Pulumi's outputs now, never for a copy.
 
     \b
     Examples:

@@ -347,7 +347,7 @@ def _job_table(jobs: Sequence[JobLine], left_out: int, now: datetime, *, every: 
     shown = jobs if every else jobs[:JOBS_LISTED]
     rows = [_job_row(each, now) for each in shown]
     me = owner_name()
-    # What is the same for all of them, or known of none, takes no room.
+    # A column that is the same for all, or known for none, is left out.
     idle = {"OWNER": all(each.owner == me for each in shown), "AS OF": all(_is_fresh(each, now) for each in shown)}
     idle |= {name: all(row[name] is None for row in rows) for name in ("GPUS", "TIME", "FAILED")}
     kept = [{name: cell for name, cell in row.items() if not idle.get(name)} for row in rows]

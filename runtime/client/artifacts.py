@@ -162,7 +162,7 @@ def find_artifact(text: str, tag: str, records: RecordStore, *, last: str | None
     found = [each for each in listed if each.tag == tag]
     if not found:
         raise UnknownName("artifact", tag, sorted({each.tag for each in listed}), where=f"of `{text}`")
-    # What somebody put comes before what tasks have.
+    # Files that somebody put come before those of tasks.
     put = [each for each in found if each.task is None]
     if not put and len(found) > 1:
         raise ManyArtifacts(text, tag, found)
@@ -247,7 +247,7 @@ def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) ->
     with tempfile.TemporaryDirectory(prefix="runtime-put-") as stage:
         writer = Writer(store, first, path.resolve(), Path(stage))
         if versions and (newest := _find_whole(store, versions[-1])) is not None:
-            # What was damaged since is sent again.
+            # A file that was damaged since is sent again.
             writer.there |= store.list_stored(first.owner, newest)
             writer.last = newest
         try:

@@ -128,7 +128,7 @@ def make_specs(
 
 
 def plan_members(specs: Iterable[MemberSpec], nodes: Iterable[TpuNode], cluster: str) -> dict[str, MemberStep]:
-    """Decide what is to be done for each name. Raises `NotPossible` for a name that something else has."""
+    """Decide the action for each name. Raises `NotPossible` for a name that something else has."""
     known = {node.name: node for node in nodes}
     steps = {}
     for spec in specs:
@@ -199,7 +199,7 @@ def _render_member(spec: MemberSpec, facts: HeadFacts, cluster: str) -> dict[str
 
 
 def _ray_facts(spec: MemberSpec, facts: HeadFacts, pool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the boot program tells Ray: each host of another type offers what the program finds of CPUs and memory."""
+    """Return the resources that the boot program tells Ray: each host of another type offers the CPUs and memory that the program finds."""
     same = pool["node_config"].get("acceleratorType") == spec.accelerator
     resources = dict(pool.get("resources", {})) if same else {"TPU": count_chips(spec.accelerator)}
     # Only the first host of a slice has it, and which one that is the host alone knows.

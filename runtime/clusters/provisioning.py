@@ -166,7 +166,7 @@ class Provisioner:
         has_stopped: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda _: None,
     ) -> list[MemberOutcome]:
-        """Create what is missing and wait until Google, and Ray if it is asked, list all hosts of each member.
+        """Create missing members and wait until Google, and Ray if it is asked, list all hosts of each member.
 
         Safe to call again after an interruption: what was made is found by its name. A member that is not whole within
         the bound, or that Google cannot make, is removed again unless `keep`, or if another call makes it; and so is all
@@ -195,7 +195,7 @@ class Provisioner:
         has_stopped: Callable[[], bool],
         say: Callable[[str], None],
     ) -> tuple[list[MemberOutcome], dict[str, TpuNode]]:
-        # Nobody waits for what a call makes that does not wait.
+        # A call that does not wait returns before Google is done.
         self._deadline = deadline = self._clock() + (within.total_seconds() if wait else 0.0)
         said: dict[str, str] = {}
         while True:

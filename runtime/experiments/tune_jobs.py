@@ -85,7 +85,7 @@ class JobPlace:
         return self._read_trials()
 
     def _adopt(self, study: Mapping[str, Any], code: Snapshot | None) -> None:
-        """Run what the study was begun with, but under the terms of now."""
+        """Run the study's first function and arguments, but under the terms of now."""
         call, self._fields["call"] = self._fields["call"], study["call"]
         same = study["code"] == (code.id if code else None)
         if not same or study["call"].get("pickled") != call.get("pickled"):

@@ -47,7 +47,7 @@ class RegionManifests:
     problem: RuntimeFailure | None = None
 
     def others(self, image: LocalImage) -> dict[str, ImageManifest | None]:
-        """Return tags that do not name `image` here, with what they name."""
+        """Return tags that do not name `image` here, each with the image that it names."""
         return {tag: each for tag, each in self.manifests.items() if not (each and each.digests & image.digests)}
 
 
@@ -163,7 +163,7 @@ def find_targets(
 
 
 def plan_push(name: str, tool: Tool, targets: Sequence[PushTarget], *, tag: str = LATEST) -> PushPlan:
-    """Decide what goes where, from the present contents of the registries.
+    """Decide which image goes to which registry, from their present contents.
 
     Raises `TagTaken` if that would move a commit's tag anywhere, `NotPossible` if there is nothing to push.
     """

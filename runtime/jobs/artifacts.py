@@ -1,4 +1,4 @@
-"""The artifacts of a job: what its attempts save as they run, and what they find when they begin.
+"""The artifacts of a job: files that its attempts save as they run, and files that they find when they begin.
 
 docs/artifacts.md has the promises. The sources of a spec's `reuse` are settled at launch: the spec of a job that was launched
 has ids of versions.

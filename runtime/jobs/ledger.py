@@ -132,7 +132,7 @@ def check_index(entry: LedgerEntry, index: int) -> int:
 
 
 class DamagedFile(NotPossible):
-    """A file of a job's folder that holds something other than what it should."""
+    """A file of a job's folder with the wrong content."""
 
     def __init__(self, job: str, file: str) -> None:
         self.job, self.file = job, file

@@ -11,7 +11,7 @@ from runtime.tasks.notification_sinks import Sink
 
 
 def notify_order(sinks: Sequence[Sink], *, name: str, owner: str) -> dict[str, Any]:
-    """The order's `notify`: what a message says of the job, and its sinks. A webhook is the name of a secret."""
+    """The order's `notify`: the job's facts in a message, and its sinks. A webhook is the name of a secret."""
     return {
         "name": name,
         "owner": owner,

@@ -62,7 +62,7 @@ class Launcher(Protocol):
         """The backend's states of these jobs, in as few calls as possible; forgotten jobs are left out."""
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-        """Stop the jobs, or some of their indices; already gone is success. Returns what is left, in words."""
+        """Stop the jobs, or some of their indices; already gone is success. Returns a description of anything left."""
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         """Why a job waits or how it ended, as far as only the backend knows."""
@@ -84,7 +84,7 @@ class Releases(Protocol):
     """A launcher whose backend keeps a run bound to a dead machine until the run is released."""
 
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
-        """Release one index, so that it can end or start elsewhere. Returns what is left, in words."""
+        """Release one index, so that it can end or start elsewhere. Returns a description of anything left."""
 
 
 @runtime_checkable
@@ -92,7 +92,7 @@ class Clears(Protocol):
     """A launcher whose shims may be killed while their commands go on."""
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
-        """End the processes that killed shims of the job in this run folder left. Returns what is left, in words."""
+        """End the processes that killed shims of the job in this run folder left. Returns a description of anything left."""
 
     def find_leftovers(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         """The jobs that still have processes on this host."""
@@ -154,7 +154,7 @@ class ListsOwned(Protocol):
         """List everything of the jobs of the target's record root: of one owner or of all, of one job or of all."""
 
     def remove(self, target: Target, owned: Sequence[OwnedResource], host: Host) -> list[str]:
-        """End and remove these, and all else of their jobs; return when it is gone. Returns what is left, in words."""
+        """End and remove these, and all else of their jobs; return when it is gone. Returns a description of anything left."""
 
 
 def find_keeper(launcher: Launcher) -> ListsOwned | None:

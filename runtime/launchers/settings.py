@@ -54,7 +54,7 @@ class SettingsReader(Reader):
 
 
 def read_target_settings(kind: type[T], target: Target, expected: Mapping[str, str], *, where: str = "") -> T:
-    """The settings of `target` as a `kind`; `expected` names what a setting may be, `where` the place of an unknown one."""
+    """The settings of `target` as a `kind`; `expected` names the valid settings, `where` the place of an unknown one."""
     reader = SettingsReader(where, expected)
     found: T = reader.read_record(kind, target.settings, f"targets.{target.name}")
     return found

@@ -109,7 +109,7 @@ class ArtifactManifest:
 
 
 def decode_manifest(data: bytes) -> ArtifactManifest:
-    """Raise `ValueError` for what is not a manifest."""
+    """Raise `ValueError` unless the data is a manifest."""
     if len(data) > MOST_MANIFEST_BYTES:
         raise ValueError(f"it has {format_size(len(data))}")
     try:

@@ -69,7 +69,7 @@ class NotificationStore:
             name, number, at = key[1], int(key[2] or 0), infos[key[0]].modified
             if not number:
                 found[name] = OpenNotification(name=name, tries=0, touched_at=at)
-            elif (known := found.get(name)) is not None:  # a try without its message is what a closed one left
+            elif (known := found.get(name)) is not None:  # a closed notification leaves a try without its message
                 tries = max(known.tries, number)
                 found[name] = OpenNotification(name=name, tries=tries, touched_at=max(known.touched_at, at))
         return list(found.values())
@@ -99,7 +99,7 @@ class NotificationStore:
         )
 
     def read_tries(self, name: str, tries: int) -> DeliveryRecord:
-        """Return what the first `tries` tries came to, together."""
+        """Return the outcome of the first `tries` tries together."""
         sent: set[int] = set()
         last = DeliveryRecord()
         for number in range(1, tries + 1):
@@ -110,7 +110,7 @@ class NotificationStore:
         return DeliveryRecord(sent=frozenset(sent), problems=problems, tries=tries, at=last.at, by=last.by)
 
     def end_try(self, message: Notification, told: DeliveryRecord) -> None:
-        """Note what a claimed try came to; the next one follows."""
+        """Note the outcome of a claimed try; the next one follows."""
         self._blobs.put(notification_key(message.name, told.tries), _encode(told))
 
     def close(self, message: Notification, told: DeliveryRecord) -> None:

@@ -44,7 +44,7 @@ class FoundOutputs:
             try:
                 sync(path, unopened=_NOT_OPENED)
             except OSError as problem:
-                if problem.errno != errno.EBADF:  # Some file systems cannot sync what was opened for reading.
+                if problem.errno != errno.EBADF:  # Some file systems cannot sync a file that was opened for reading.
                     raise
 
     def remove_empty(self) -> None:

@@ -379,7 +379,7 @@ class EmbeddedFile:
 # them again at their next call.
 
 FORK_PATIENCE_S: Final = 10.0
-"""How long a fork waits for other threads to end what they do with a task file."""
+"""How long a fork waits for other threads to finish with a task file."""
 
 _forking = threading.RLock()
 _files: weakref.WeakSet[EmbeddedFile] = weakref.WeakSet()

@@ -198,7 +198,7 @@ class Artifact(object):
                     self.record.put_file("%s/%s" % (self.data, content), copy, give_up)
                     self.there.add(content)
             except (IOError, OSError):
-                drop_file(copy)  # what fits no more would keep a full disk full
+                drop_file(copy)  # a copy that does not fit would keep a full disk full
                 raise
             if is_settled(status):
                 self.contents[name, status] = content
@@ -313,7 +313,7 @@ class AttemptArtifacts(object):
 
     def _save_last(self, succeeded):
         try:
-            # What another shim, taken for dead, has removed is sent again.
+            # Files that another shim, taken for dead, has removed are sent again.
             self.there.intersection_update(self.run.record.names(self.data) if self.there else ())
         except (IOError, OSError) as problem:
             return [(self.captured[0].tag, problem)]

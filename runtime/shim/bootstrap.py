@@ -56,7 +56,7 @@ def bring(records, digest, path, until):
         try:
             data = fetch(records, "boot/" + digest)
             break
-        # What a metadata server or a bucket says before a machine is quite up may be anything; all of it may pass.
+        # Before a machine is quite up, a metadata server or a bucket may answer anything; any answer may pass.
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as problem:
             text = "cannot fetch %s: %s" % (name, problem or type(problem).__name__)
         if time.monotonic() + pause >= until:

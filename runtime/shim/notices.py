@@ -52,7 +52,7 @@ class CloudNotice(object):
 def time_for_checkpoint(room: float, grace: float, lead: float) -> float:
     """Return how many of the `room` seconds until its end a command has for a checkpoint before it gets TERM.
 
-    That is `lead`, or what the grace period leaves of the room, but at least half of the room.
+    That is `lead`, or the rest of the room after the grace period, but at least half of the room.
     """
     return max(0.0, min(lead, max(room - grace, room / 2)))
 

@@ -72,7 +72,7 @@ def read_repositories(folder: Path, names: Collection[str], around: GitHead | No
 
 
 def read_origin_here(folder: Path | None = None, rules: SnapshotRules | None = None) -> dict[str, Any]:
-    """Return what a launch from this process would take along, of the code in `folder` or around the working directory."""
+    """Return the provenance that a launch from this process would record, of the code in `folder` or around the working directory."""
     here = folder or Path.cwd()
     top = None if folder else ask_git(here, "rev-parse", "--show-toplevel")
     return {"argv": own_argv(), "git": read_folder(Path(os.fsdecode(top).rstrip("\n")) if top else here, rules)}

@@ -56,7 +56,7 @@ def open_forward(way: HeadWay) -> Iterator[str]:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            # What is to be undone after Ctrl-C may need the way.
+            # Undoing a step after Ctrl-C may need the way.
             start_new_session=True,
         )
         try:

@@ -24,7 +24,7 @@ OLDER_VERSIONS: Final = 20
 def find_source(outputs: StackOutputs, ref: SecretRef, target: Target) -> SecretOutput:
     """The secret of the stack that a job's `secret-manager://NAME` means.
 
-    Raises `NotPossible` if no stack is named, and what `find_secret` raises.
+    Raises `NotPossible` if no stack is named, and the errors of `find_secret`.
     """
     from runtime.stack.find import LOCAL
     from runtime.stack.secrets import find_secret

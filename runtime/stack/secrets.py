@@ -154,7 +154,7 @@ def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
 def find_destination(outputs: StackOutputs, name: str, project: str | None = None) -> SecretOutput:
     """Return the secret to put a value into: one in `project`, by default in the stack's own.
 
-    Raises what `find_secret` raises, and `NotTheProject` for a secret that the contract places elsewhere: a value
+    Raises the errors of `find_secret`, and `NotTheProject` for a secret that the contract places elsewhere: a value
     that was sent to a stranger's project is lost, and the contract is only as trustworthy as everybody who can write it.
     """
     secret = find_secret(outputs, name)
@@ -199,7 +199,7 @@ def put_secret(
 ) -> NewVersion:
     """Add `value` as the newest version; with `disable_older` disable the versions before it.
 
-    Two calls add two versions. Raises `InvalidSecret` and what `find_destination` raises before anything is sent;
+    Two calls add two versions. Raises `InvalidSecret` and the errors of `find_destination` before anything is sent;
     `VersionNotVerified` if the new version may be damaged: then the older versions stay enabled.
     """
     secret = find_destination(outputs, name, project)

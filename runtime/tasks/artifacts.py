@@ -1,4 +1,4 @@
-"""The artifacts of a task: what its attempts save as they run, and what they find when they begin. Pure.
+"""The artifacts of a task: files that its attempts save as they run, and files that they find when they begin. Pure.
 
 docs/artifacts.md has the promises.
 """

@@ -1,4 +1,4 @@
-"""The container that attempts of a task or job run in: its image, and what of the machine it has inside. Pure.
+"""The container that attempts of a task or job run in: its image, and the parts of the machine that it sees. Pure.
 
 Loaded only for work that names an image.
 """
@@ -156,7 +156,7 @@ def container_fields(container: ContainerSpec) -> dict[str, Any]:
 
 
 def take_container(given: Mapping[str, Any], default: ContainerSpec | None) -> ContainerSpec | None:
-    """Return the container of an object of the wire format; `default` has what the object leaves out."""
+    """Return the container of an object of the wire format; `default` fills the fields that the object leaves out."""
     image, mounts = given.get("image"), given.get("mounts")
     if default is not None:
         image, mounts = default.image if image is None else image, default.mounts if mounts is None else mounts

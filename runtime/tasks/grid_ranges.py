@@ -28,7 +28,7 @@ _MOST_LETTERS: Final = 200
 
 
 class NoSpread(ValueError):
-    """A text that is meant as one of `FORMS` and is none; says what is allowed. `hint` is the text that was probably meant."""
+    """A text that is meant as one of `FORMS` and is none; the message names the allowed forms. `hint` is the text that was probably meant."""
 
     def __init__(self, allowed: str, hint: str | None = None) -> None:
         super().__init__(allowed)

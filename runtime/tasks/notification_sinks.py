@@ -111,7 +111,7 @@ def find_named(name: str, settings: Mapping[str, Any], *, where: str = "in the p
 
 
 def put_named(notify: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a job's field `notify` with the sinks of the settings in place of their names; what is not a name stays.
+    """Return a job's field `notify` with the sinks of the settings in place of their names; everything else stays.
 
     A name is a text, alone or in the list, or the key `sink` of an object, whose `on` then stands before that of the settings.
     """

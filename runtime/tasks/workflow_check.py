@@ -38,7 +38,7 @@ def describe_missing(entry: WorkflowEntry, project: Project, folders: Sequence[P
 
 
 def _find_sources(name: str, search: list[str]) -> list[Path] | None:
-    """Return the source files of a module, or of a package and what is below it; None if there is no such module."""
+    """Return the source files of a module, or of a package and its subpackages; None if there is no such module."""
     places: Sequence[str] | None = search
     origin = None
     parts = name.split(".")

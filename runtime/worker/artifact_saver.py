@@ -110,7 +110,7 @@ class ArtifactSaver:
     def bring(
         self, held: HeldLease, then: Callable[[HeldLease], None], failed: Callable[[HeldLease, Exception], None]
     ) -> None:
-        """Restore what the attempt begins with; calls `then`, or `failed` with the reason."""
+        """Restore the files that the attempt begins with; calls `then`, or `failed` with the reason."""
         kept = _Kept(held, RestoredVersions(), f"{self._services.scratch}/{held.lease.token}")
 
         def brought(found: RestoredVersions | None, problem: Exception | None) -> None:
@@ -216,7 +216,7 @@ class ArtifactSaver:
     # an attempt
 
     def inject(self, held: HeldLease, order: AttemptOrder) -> None:
-        """Give an order its own tree, its variables and its checkpoint folder, and begin to save what it captures."""
+        """Give an order its own tree, its variables and its checkpoint folder, and begin to save its captured files."""
         task, artifacts = held.lease.task, held.lease.task.artifacts
         named = artifacts.named
         if not named and order.checkpoint_dir:
@@ -257,7 +257,7 @@ class ArtifactSaver:
         return self._tend_at if self._kept else float("inf")
 
     def tend(self, now: float) -> None:
-        """Save what is due, and remove the folders of attempts that are gone."""
+        """Save files that are due, and remove the folders of attempts that are gone."""
         if now < self._tend_at or not self._kept:
             return
         self._tend_at = now + LOOK_EVERY_S
@@ -274,7 +274,7 @@ class ArtifactSaver:
                     self._call(partial(self._save, kept), partial(self._saved, kept))
 
     def _exists(self, kept: _Kept, tag: str) -> bool:
-        """Whether there is anything to save, or was. Until the attempt has taken what was brought, its files are not its own."""
+        """Whether there is anything to save, or was. Until the attempt has taken the restored files, they are not its own."""
         if tag != CHECKPOINT and os.path.lexists(f"{kept.place}.artifacts"):
             return False
         writer = kept.writers[tag]
@@ -298,7 +298,7 @@ class ArtifactSaver:
                 self._drop_own(kept, writer)
             except Exception as problem:
                 problems[tag] = problem
-                writer.forget(())  # What it has sent is in no version, so it may be removed with an older one.
+                writer.forget(())  # Its uploads are in no version, so they may be removed with an older one.
         return problems
 
     def _must_hurry(self) -> bool:
@@ -323,7 +323,7 @@ class ArtifactSaver:
             self._services.say.trouble("removing older versions of artifacts", problem)
             return
         finally:
-            # What they named may be gone: it is sent again if it comes back.
+            # Their files may be gone; they are sent again if they come back.
             writer.forget(old)
 
     def _saved(self, kept: _Kept, problems: dict[str, Exception] | None, problem: Exception | None) -> None:
@@ -386,7 +386,7 @@ class ArtifactSaver:
         return {}
 
     def describe_end(self, held: HeldLease, *, succeeded: bool) -> tuple[str | None, str | None]:
-        """Why the attempt's artifacts could not be saved, and what is not in them; each None if there is nothing to say."""
+        """Why the attempt's artifacts could not be saved, and which files they lack; each None if there is nothing to say."""
         kept = self._kept[held.lease.token]
         failed = [f"`{tag}`: {_text(each)}" for tag, each in kept.problems.items()]
         notes = []
@@ -447,7 +447,7 @@ class ArtifactSaver:
         self._calls.call(work, lambda result, problem: None if self._closing else then(result, problem))
 
     def close(self) -> None:
-        """Let what is being removed end, and drop everything else."""
+        """Let removals in progress end, and drop everything else."""
         self._closing = True
         if self._calls is not None:
             self._calls.close()

@@ -73,7 +73,7 @@ class AttemptLogs:
                 self._write(held)
 
     def _look(self, held: HeldLease) -> None:
-        """Take in what a running attempt has reported since, for this worker's own report."""
+        """Take in a running attempt's new reports, for this worker's own report."""
         if held.reports is None:
             path = self._services.reports_path(held.lease.token)
             held.reports = Reports(path) if os.path.lexists(path) else None
@@ -200,7 +200,7 @@ class Completion:
         services.offload.call(sum_up, take, awaited=True)
 
     def _report_artifacts(self, held: HeldLease, end: AttemptEnd) -> None:
-        """Put into the attempt's message what is not in its artifacts; a success without them is none."""
+        """Add the files that its artifacts lack to the attempt's message; a success without them is none."""
         succeeded = end.reason is EndReason.SUCCEEDED
         failed, note = self._captures.describe_end(held, succeeded=succeeded)
         if failed is not None and succeeded:

@@ -47,7 +47,7 @@ class ContentCache:
             return None
 
     def fetch(self, sha256: str, to: Path, load: Callable[[Path], None]) -> None:
-        """Make the file `to` from the cache, or with `load`, which verifies what it brings; then the cache has it too."""
+        """Make the file `to` from the cache, or with `load`, which verifies the content; then the cache has it too."""
         if self._copy(sha256, to):
             return
         load(to)

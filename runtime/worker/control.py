@@ -37,7 +37,7 @@ class ControlReader:
         """By experiment: calls that wait until its cancelled tasks are known. The first is being read."""
         self.due = 0.0
         self.stale = False
-        """The last try to read them failed: nothing starts, since what is known may be as old as the outage."""
+        """The last try to read them failed: nothing starts, since the last answer may be as old as the outage."""
 
     @property
     def known(self) -> bool:

@@ -361,7 +361,7 @@ class Dispatch:
             metrics.set_leases(len(holdings.by_token))
 
     def mark_running(self) -> None:
-        """Tell the queue what is known of the running attempts, in case this worker is lost."""
+        """Tell the queue how far the running attempts are, in case this worker is lost."""
         holdings = self._services.holdings
         running = holdings.running
         apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)

@@ -30,7 +30,7 @@ class MadeEnvironment:
 
 
 class Environments(Prerequisites[str, str]):
-    """The environments by content id; what is made is their folder."""
+    """The environments by content id; the prerequisite is their folder."""
 
     fresh_s = 86_400.0
     """Time after which the use of an environment is noted again: one that nobody uses is removed."""

@@ -16,7 +16,7 @@ from runtime.worker.slots import HostResources, read_machine
 
 
 class WorkerHost:
-    """Makes what a worker needs on its machine: processes for attempts, and folders."""
+    """Makes a worker's processes for attempts, and its folders."""
 
     def read_machine(self) -> HostResources:
         return read_machine(os.environ)

@@ -160,7 +160,7 @@ class Maintenance:
             self._services.say.trouble("noting how long an attempt has run", problem)
 
     def _reports(self) -> dict[str, dict[str, Any]]:
-        """Return what the running attempts have reported, by task."""
+        """Return the reports of the running attempts, by task."""
         holdings, found = self._services.holdings, dict[str, dict[str, Any]]()
         for held in filter(None, map(holdings.by_token.get, holdings.running)):
             reports = held.reports

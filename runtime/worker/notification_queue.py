@@ -88,7 +88,7 @@ class NotificationQueue:
         return not self.names
 
     def close(self) -> None:
-        """Leave what is not sent to the store, and end the commands that still run."""
+        """Leave unsent messages to the store, and end the commands that still run."""
         self._waiting.clear()
         for due in list(self._sending.values()):
             for each in list(due.sending):

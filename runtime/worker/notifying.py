@@ -145,7 +145,7 @@ class Notifier:
             self._look()
 
     def is_over(self, now: float, *, patience_s: float) -> bool:
-        """Whether a worker that leaves may go: what was to be sent is sent, or left in the store after `patience_s`."""
+        """Whether a worker that leaves may go: its messages are sent, or left in the store after `patience_s`."""
         if self._give_up_at == float("inf"):
             self._give_up_at = now + patience_s
         if now >= self._give_up_at:
@@ -156,7 +156,7 @@ class Notifier:
         return not self._looking and self._mailbox.is_empty()
 
     def close(self) -> None:
-        """Leave what is not sent to other workers; a call that hangs is not waited for."""
+        """Leave unsent messages to other workers; a call that hangs is not waited for."""
         self._mailbox.close()
         self.calls.close(wait=False)
 
@@ -193,7 +193,7 @@ class Notifier:
     # off the loop, if the store is remote
 
     def _find_due(self, known: frozenset[str]) -> list[DueMessage]:
-        """Return the messages that nobody is at work on, once what they are about has happened; none of those that are `known`."""
+        """Return due messages that nobody is sending, without those that are `known`."""
         found = [each for each in self._store.find_open() if each.name not in known]
         if not found:
             return []

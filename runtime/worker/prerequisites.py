@@ -24,14 +24,14 @@ from runtime.worker.worker_context import HeldLease, WorkerContext
 AT_ONCE: Final = 4
 """Things that are made at a time."""
 CANNOT_FOR_S: Final = 60.0
-"""Time after which this machine tries again to make what it could not make."""
+"""Time after which this machine tries again to make a prerequisite that failed."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
 class MakingFailed(Exception):
-    """It cannot be made, for the problem, and what was printed meanwhile."""
+    """It cannot be made, for the problem; `said` was printed meanwhile."""
 
     def __init__(self, problem: SetupFailed, said: str) -> None:
         self.problem, self.said = problem, said
@@ -59,7 +59,7 @@ class Prerequisites(Generic[K, T]):
         conclude: Callable[[AttemptEnd], None],
         calls: ThreadCalls | None = None,
     ) -> None:
-        """`then` gets tasks with what they need, `decline` those for other workers, `conclude` the ends of the others."""
+        """`then` gets tasks that have all they need, `decline` those for other workers, `conclude` the ends of the others."""
         self.services = services
         self._then, self._decline, self._conclude = then, decline, conclude
         self.calls = calls or ThreadCalls(inline=False, threads=AT_ONCE)
@@ -76,11 +76,11 @@ class Prerequisites(Generic[K, T]):
         raise NotImplementedError
 
     def give(self, held: HeldLease, made: T) -> None:
-        """Have a task use what was made."""
+        """Have a task use the prerequisite."""
         raise NotImplementedError
 
     def is_there(self, made: T) -> bool:
-        """Whether what was made is still there, as far as a short look shows."""
+        """Whether the prerequisite is still there, as far as a short look shows."""
         return True
 
     def name(self, key: K) -> str:
@@ -90,7 +90,7 @@ class Prerequisites(Generic[K, T]):
     # tasks
 
     def take(self, held: HeldLease, key: K) -> None:
-        """Pass the task on once what it needs is here."""
+        """Pass the task on once its prerequisite is here."""
         made, made_at = self._made.get(key, (None, 0.0))
         why, until = self._cannot.get(key, ("", 0.0))
         now = system.monotonic()
@@ -173,7 +173,7 @@ class Prerequisites(Generic[K, T]):
             )
 
     def _log(self, held: HeldLease, said: str) -> None:
-        """Begin the attempt's log with what was printed, and then pass the task on."""
+        """Begin the attempt's log with the output so far, and then pass the task on."""
         services, task, token = self.services, held.lease.task.id, held.lease.token
         data = said.encode(errors="replace")
         held.logged_bytes = len(data)

@@ -121,7 +121,7 @@ def stop(
     done: dict[str, Removal] = {}
     was_empty = False
     for _ in range(ROUNDS):
-        # What Google is deleting already needs no second request.
+        # A node that Google is deleting already needs no second request.
         left = [dead for dead in find_billed(view, each.cluster_name) if dead.state != "DELETING"]
         if not left and was_empty:
             break

@@ -117,7 +117,7 @@ class ClusterRestart:
         else:
             if old is not None:
                 self._tell(f"the mark of {old.by} is older than an hour: beginning anew")
-            # What was asked to end stays named: the head may still know it as stopped.
+            # A job that was asked to end stays named: the head may still know it as stopped.
             asked = old.asked if old else ()
             new = MaintenanceLock(
                 token=self._token,

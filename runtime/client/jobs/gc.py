@@ -456,7 +456,7 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
     if garbage.state is JobState.PENDING:
         return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
     ((status, natives),) = _judge_closely([entry], place)
-    # What was started again and noted has no result, or another one.
+    # A job that was started again has no result, or another one.
     if not status.state.terminal or _may_live(status, place) or _can_go_on(status, natives, place):
         return "it was started again"
     return "" if read_ends(files, [status])[job] == garbage.ended_at else "it was started again, and has ended"

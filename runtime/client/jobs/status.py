@@ -164,7 +164,7 @@ def read_target(
 ) -> TargetJobs:
     """Read the jobs of a target with one listing of outcomes, three reads, and one question to the backend.
 
-    With `settings` this machine remembers what it saw.
+    With `settings` this machine remembers the answer.
     """
     files, wanted = place.files, wanted or JobFilter()
     damaged: list[ledger.DamagedFile] = []

@@ -202,7 +202,7 @@ def submit(
     they run, each `capture_every`, and `reuse` artifacts that they find in `artifacts/<tag>` (docs/artifacts.md).
     `notify` names who hears of the end of each task, or with `notify_on="complete"` of all of them (docs/notifications.md).
 
-    The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
+    The code of the folder it is called from goes with the work as it is now, and attempts run it: that of the
     project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
     folder or the content id of a snapshot; False runs whatever code the workers have.
 

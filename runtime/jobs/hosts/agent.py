@@ -339,7 +339,7 @@ class GuardedRoot(object):
             return False
 
     def _check_owner(self, path: str) -> None:
-        """Raise for another user's folder, put there in advance: what a launch writes into it would run after a change by them."""
+        """Raise for a folder that another user put there in advance: they could change files of the launch before they run."""
         uid = os.lstat(path).st_uid
         if uid in (0, os.geteuid()):
             return
@@ -414,7 +414,7 @@ class GuardedRoot(object):
         if token.encode() not in (self.read(lock) or b"") or self.read("%s.%d" % (stem, int(number) + 1)) is not None:
             return None
         if do == "remove" and args[0] != os.path.dirname(lock) and os.path.isdir(self.path(args[0])):
-            there, args = args[0], ["%s.%s" % (args[0], token)]  # what comes to lie there meanwhile stays
+            there, args = args[0], ["%s.%s" % (args[0], token)]  # files that appear there meanwhile stay
             os.rename(self.path(there), self.path(args[0]))
         return [getattr(self, do)(*args)]
 

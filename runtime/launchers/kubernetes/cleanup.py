@@ -48,7 +48,7 @@ def list_owned(
 
 
 def remove_owned(cluster: KubernetesCluster, place: KubernetesTarget, owned: Sequence[OwnedResource]) -> list[str]:
-    """Remove the Jobs of these jobs and all that they own; returns what is left, in words. Safe to repeat."""
+    """Remove the Jobs of these jobs and all that they own; returns a description of anything left. Safe to repeat."""
     return [line for job in sorted({each.job for each in owned}) for line in _sweep(cluster, place, job)]
 
 
@@ -69,7 +69,7 @@ def _sweep(cluster: KubernetesCluster, place: KubernetesTarget, job: str) -> lis
 
 
 def wait_until_gone(cluster: KubernetesCluster, namespace: str, names: set[str], patience_s: float) -> list[str]:
-    """Wait until the Jobs of these names and their pods are gone; returns what is left after `patience_s`, in words."""
+    """Wait until the Jobs of these names and their pods are gone; returns a description of anything left after `patience_s`."""
     until = time.monotonic() + patience_s
     while left := list(_list_left(cluster, namespace, sorted(names))):
         if time.monotonic() >= until:

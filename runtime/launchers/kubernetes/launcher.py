@@ -343,7 +343,7 @@ def _take_back(names: Sequence[str], host: KubernetesHost, refused: NotPossible)
 
 
 def _delete_jobs(names: Sequence[str], host: KubernetesHost) -> list[str]:
-    """Delete Jobs and wait until they and their pods are gone; returns what is left, in words."""
+    """Delete Jobs and wait until they and their pods are gone; returns a description of anything left."""
     cluster, namespace = host.cluster, host.place.namespace
     jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
     for job in jobs:

@@ -93,7 +93,7 @@ def render_job(
     if spec.account:
         labels[ACCOUNT] = label_value(spec.account)
     parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
-    # The shim decides what is final: a lower limit would count lost pods, and pods that began no attempt, as failures.
+    # The shim decides which failure is final: a lower limit would count lost pods, and pods that began no attempt, as failures.
     limit = min(spec.retry.failure + spec.retry.preemption + LOST_IN_A_ROW, _MOST)
     kept = spec.ttl_after_finished or (KEPT if job.lifetime is None else READ)
     made: dict[str, Any] = {

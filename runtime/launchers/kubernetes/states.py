@@ -207,7 +207,7 @@ def _judge_together(found: Sequence[NativeState]) -> NativeState:
     state, message = telling.state, f"node {node} of {len(found)}: {telling.message or telling.raw}"
     living = any(not each.state.terminal for each in found)
     if living and state.terminal:
-        # Node 0 decides what a failed node means, and the others still have their machines.
+        # Node 0 decides the end of the run, and the others still have their machines.
         return replace(found[0], state=JobState.RUNNING, reason=None, raw=telling.raw, message=message, exit_code=None)
     if state is JobState.SUCCEEDED or (state is JobState.RUNNING and not telling.message):
         return found[0]

@@ -43,7 +43,7 @@ def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
 
 
 def show_container(order: Mapping[str, Any], job: str, root: str) -> str:
-    """The words by which the shim starts the first rank of the first run, for people: in capitals is what it finds out there."""
+    """The words by which the shim starts the first rank of the first run, for people: values that it finds out there are in capitals."""
     container, index = order["container"], next(iter(order["runs"]))
     engine = container.get("engine") or "podman"
     attempt = f"{root}/jobs/{job}/runs/{index}/a0001"

@@ -92,7 +92,7 @@ def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[OwnedRes
 
 
 def remove_owned(host: Host, owned: Sequence[OwnedResource]) -> list[str]:
-    """End all processes of these jobs, shims with their grace; returns what is left, in words."""
+    """End all processes of these jobs, shims with their grace; returns a description of anything left."""
     jobs = {each.job for each in owned}
     kill_at = system.monotonic() + GRACE_S
     asked: set[int] = set()

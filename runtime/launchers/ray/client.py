@@ -52,7 +52,7 @@ class RayJobs:
         self._opened.close()
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Submit a job under its `submission_id`, or find the one that has this id; returns what the head knows of it."""
+        """Submit a job under its `submission_id`, or find the one that has this id; returns the head's view of it."""
         name = body["submission_id"]
         known = self.get(name)
         if known is None:

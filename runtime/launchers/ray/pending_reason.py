@@ -1,4 +1,4 @@
-"""Why a run waits for a place: what it asks for, against what the cluster has, may have and was refused. Pure."""
+"""Why a run waits for a place: its request, against the resources that the cluster has, may have and was refused. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions of the driver, without Ray: what a run asks for, what the exit codes of its nodes mean, what follows."""
+"""Decisions of the driver, without Ray: a run's request, the meaning of its nodes' exit codes, and the next step."""
 
 from __future__ import annotations
 

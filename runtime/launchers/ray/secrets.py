@@ -1,4 +1,4 @@
-"""Secrets of jobs on Ray: files of a shared folder, or, if the record root is a bucket, what a node reads itself."""
+"""Secrets of jobs on Ray: files of a shared folder, or, if the record root is a bucket, values that a node reads itself."""
 
 from __future__ import annotations
 

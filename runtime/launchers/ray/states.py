@@ -89,7 +89,7 @@ def _read_end(native: str, status: str, info: Mapping[str, Any], note: Mapping[s
 def explain_waiting(
     native: NativeState, note: Mapping[str, Any] | None, *, now: datetime | None = None
 ) -> Explanation | None:
-    """Explain what a run waits for, and why."""
+    """Explain the resources that a run waits for, and why."""
     if native.state is not JobState.PENDING:
         return None
     if native.raw != "waiting":

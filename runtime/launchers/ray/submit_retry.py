@@ -19,7 +19,7 @@ _LOOK_S: Final = 0.2
 def submit_until_begun(
     jobs: RayJobs, body: Mapping[str, Any], read_note: Callable[[], Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """Submit a job, again if the head fails to start its driver; returns what the head knows of it.
+    """Submit a job, again if the head fails to start its driver; returns the head's view of it.
 
     `read_note` reads the driver's note. Submitting under the same id is safe: the shims of a driver that did begin have
     claimed the runs.

@@ -1,4 +1,4 @@
-"""How Slurm keeps each field of a spec, and what of it can be provoked."""
+"""How Slurm keeps each field of a spec, and which endings can be provoked."""
 
 from __future__ import annotations
 

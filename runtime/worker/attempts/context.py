@@ -53,7 +53,7 @@ class Attempt(Run):
         self.metrics = execution.metrics
 
     def bind(self, index: int, argv: list[str] | None) -> None:
-        """Take what the call that runs in this attempt says about itself."""
+        """Take the description of the call that runs in this attempt."""
         self.index, self._argv = index, argv
 
     @property
@@ -212,7 +212,7 @@ class _Outside:
         return self._reason
 
     def read_origin(self) -> dict[str, Any]:
-        """Read what a launch would take along, if this is neither a task nor a job."""
+        """Read the provenance that a launch would record, if this is neither a task nor a job."""
         if os.environ.get("RUNTIME_ATTEMPT"):
             return {}
         from runtime.snapshots.provenance import read_origin_here

@@ -284,7 +284,7 @@ class Guardian:
                 self._help(message, lambda: scratch.clear_containers(self.scratch, pid))
                 return
         except OSError:
-            pass  # No process can be forked; what is left of it, the next worker removes.
+            pass  # No process can be forked; the next worker removes the rest.
         self._sweep_before(message)
 
     def _sweep_before(self, message: str) -> None:
