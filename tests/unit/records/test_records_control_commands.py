@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -15,9 +14,9 @@ from runtime.errors import StoreUnavailable
 from runtime.records.blobs import BlobInfo
 from runtime.records.control_commands import CancelledRange, QueueControl, merge, pause_order, resume_order
 from runtime.records.memory import MemoryBlobs
-from runtime.records.order_scope import Coverage, read_keys
+from runtime.records.order_scope import Coverage
 from runtime.records.store import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR, BlobRecords
-from runtime.tasks.model import Task, TaskState, next_generation
+from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.records_cases import T0, cancel_order, sample_mark, sample_record
@@ -87,10 +86,6 @@ def give_many(store: BlobRecords, count: int = ORDERS_APART) -> None:
     for n in range(count - 1):
         part = frozenset({f"{n:05}-1-0123456789abcdef"})
         store.put_order(QUEUE, cancel_order(experiments={"sweep": part}, tasks=frozenset({(f"t-{n}", 1)})))
-
-
-def put_together(blobs: WatchedBlobs) -> None:
-    open_store(blobs).poll_orders(QUEUE)
 
 
 def later(blobs: WatchedBlobs, span: timedelta = MOVED_FOR) -> None:
@@ -185,97 +180,6 @@ def test_orders_of_years_are_few_objects(blobs: WatchedBlobs) -> None:
     assert open_store(blobs).control(QUEUE) == control
 
 
-def test_orders_stay_beside_the_one_that_says_them_until_every_listing_has_met_it(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    give_many(store, ORDERS_APART + 1)
-    before = set(listed(blobs))
-
-    later(blobs, MOVED_FOR - timedelta(seconds=1))
-    put_together(blobs)
-    kept = set(listed(blobs))
-    later(blobs, timedelta(seconds=1))
-    store.put_order(QUEUE, pause_order(T0))
-    left = set(listed(blobs))
-
-    assert (len(before), kept) == (ORDERS_APART + 2, before)
-    assert [len(left & before), len(left)] == [1, 2]
-
-
-@pytest.mark.parametrize("step", range(12))
-def test_putting_together_may_be_killed_anywhere(blobs: WatchedBlobs, step: int) -> None:
-    store = open_store(blobs)
-    give_many(store, ORDERS_APART + 1)
-    later(blobs)
-    told = store.control(QUEUE)
-    writes = itertools.count()
-
-    class Killed(BaseException):
-        pass
-
-    def kill(call: str, key: str) -> None:
-        if call in ("create", "delete") and next(writes) >= step:
-            raise Killed
-
-    blobs.before = kill
-    for _ in range(3):
-        with pytest.raises(Killed):
-            open_store(blobs).put_order(QUEUE, cancel_order(tasks=frozenset({("t-last", 1)})))
-    blobs.before = lambda call, key: None
-    after_kill = open_store(blobs).control(QUEUE)
-    store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-last", 1)})))
-
-    assert replace(after_kill, tasks=after_kill.tasks - {("t-last", 1)}) == told
-    assert store.control(QUEUE) == replace(told, tasks=told.tasks | {("t-last", 1)})
-    assert open_store(blobs).control(QUEUE) == store.control(QUEUE)
-
-
-@pytest.mark.parametrize("place", [0, 1, 20, ORDERS_APART - 1, ORDERS_APART])
-def test_listing_in_the_middle_misses_no_order(blobs: WatchedBlobs, place: int) -> None:
-    """An order written after its place was passed, and one deleted before it was reached: a listing that misses both is long."""
-    store, told_to = open_store(blobs), FakeClock(T0)
-    give_many(store, ORDERS_APART)
-    reader = BlobRecords(blobs, clock=told_to)
-    happened: list[int] = []
-
-    def happen(reached: int) -> None:
-        if reached != place or happened:
-            return
-        happened.append(reached)
-        blobs.listing = lambda _: None
-        store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-new", 1)})))
-        for clock in (blobs.clock, told_to):
-            clock.advance(seconds=MOVED_FOR.total_seconds())
-        store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-newer", 1)})))
-
-    blobs.listing = happen
-    told = reader.control(QUEUE)
-
-    assert happened
-    assert len(listed(blobs)) == 2
-    assert told == store.control(QUEUE)
-    assert told.tasks >= {("t-new", 1), ("t-newer", 1), *((f"t-{n}", 1) for n in range(ORDERS_APART - 1))}
-
-
-def test_order_that_goes_between_listing_and_reading_is_looked_for_again(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    give_many(store, ORDERS_APART + 1)
-    expected = store.control(QUEUE)
-    reader = open_store(blobs)
-
-    def go(call: str, key: str) -> None:
-        if call == "get":
-            blobs.before = lambda call, key: None
-            later(blobs)
-            store.put_order(QUEUE, pause_order(T0))
-
-    blobs.before = go
-    told = reader.control(QUEUE)
-
-    assert len(listed(blobs)) == 2
-    assert told == store.control(QUEUE)
-    assert told.tasks == expected.tasks
-
-
 def test_order_stands_where_there_is_no_room_to_put_it_together_with_others(blobs: WatchedBlobs) -> None:
     store = open_store(blobs)
     give_many(store, ORDERS_APART)
@@ -294,78 +198,12 @@ def test_order_stands_where_there_is_no_room_to_put_it_together_with_others(blob
     assert len(listed(blobs)) == ORDERS_APART + 3, "the next takes it up"
 
 
-def test_two_that_put_together_at_once_lose_nothing(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    give_many(store, ORDERS_APART)
-    expected = store.control(QUEUE)
-
-    def meanwhile(call: str, key: str) -> None:
-        if call == "create" and "merged-" in key:
-            blobs.before = lambda call, key: None
-            open_store(blobs).put_order(QUEUE, cancel_order(tasks=frozenset({("t-two", 1)})))
-
-    blobs.before = meanwhile
-    store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-one", 1)})))
-    merged = [key for key in listed(blobs) if "merged-" in key]
-    both = open_store(blobs).control(QUEUE)
-    for _ in range(2):
-        later(blobs)
-        give_many(store, ORDERS_APART + 1)
-    later(blobs)
-    store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-one", 1)})))
-
-    assert len(merged) == 2
-    assert both == replace(expected, tasks=expected.tasks | {("t-one", 1), ("t-two", 1)})
-    assert store.control(QUEUE).tasks >= both.tasks
-    assert len(listed(blobs)) <= 8
-
-
-def test_slow_one_that_puts_together_what_it_read_long_ago_brings_no_pause_back(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    give_many(store, ORDERS_APART)
-
-    def meanwhile(call: str, key: str) -> None:
-        """All of this happens between the slow process's read and its write."""
-        if call != "create" or "merged-" not in key:
-            return
-        blobs.before = lambda call, key: None
-        other = open_store(blobs)
-        resume = resume_order(other.control(QUEUE), T0)
-        assert resume is not None
-        other.put_order(QUEUE, resume)
-        for _ in range(3):
-            later(blobs)
-            for n in range(ORDERS_APART + 2):
-                other.put_order(QUEUE, cancel_order(tasks=frozenset({(f"t-more-{n}", 1)})))
-        assert not other.control(QUEUE).paused
-
-    blobs.before = meanwhile
-    store.put_order(QUEUE, cancel_order(tasks=frozenset({("t-slow", 1)})))
-
-    assert not store.control(QUEUE).paused
-    assert not open_store(blobs).control(QUEUE).paused
-
-
 # removal
 
 
 def submit(store: BlobRecords, *tasks: Task, experiment: str = "sample") -> frozenset[str]:
     store.put_part(experiment, len(store.parts(experiment)), [encode_task(task) for task in tasks])
     return frozenset(part.name for part in store.parts(experiment))
-
-
-def test_tasks_that_have_their_record_are_named_no_longer(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    ended, left = sample_task("ended"), sample_task("left")
-    submit(store, ended, left)
-    store.put_order(QUEUE, cancel_order(tasks=frozenset({(ended.id, 1), (left.id, 1)})))
-    store.commit(sample_record(ended, state=TaskState.CANCELLED))
-
-    give_many(store, ORDERS_APART)
-    later(blobs)
-    store.put_order(QUEUE, pause_order(T0))
-
-    assert store.control(QUEUE).tasks & {(ended.id, 1), (left.id, 1)} == {(left.id, 1)}
 
 
 @pytest.mark.parametrize(
@@ -455,26 +293,6 @@ def test_part_that_is_gone_covers_nothing_and_stops_nobody(
 
     assert covers(store, task) is False
     assert "cannot be read, and its tasks are run" in caplog.text
-
-
-def test_keys_of_a_part_are_those_of_its_tasks_however_they_are_written(blobs: WatchedBlobs) -> None:
-    store = open_store(blobs)
-    tricky = '{"schema":1,"id":"t-0123456789abcdef01234567"}'
-    tasks = [
-        sample_task("1"),
-        next_generation(sample_task("2")),
-        sample_task("3", id="t-mine"),
-        sample_task("4", extra={"nested": {"generation": 7}, "text": tricky}),
-        sample_task("5", extra={"nested": {"schema": 1, "id": "t-0123456789abcdef01234567"}}),
-    ]
-    submit(store, *tasks)
-    bare = f'{{"id":"{sample_task("6").id}","command":["true"]}}'
-    store.put_part("sample", 1, [bare])
-    from runtime.tasks.id_set import task_key
-
-    read = [key for part in store.parts("sample") for key in read_keys(store, part)]
-
-    assert read == [task_key(task.id, task.generation) for task in (*tasks, sample_task("6"))]
 
 
 def test_foreign_task_is_covered_by_the_times_of_service_and_store_alone(blobs: WatchedBlobs) -> None:
