@@ -39,8 +39,3 @@ def differences(shown: Any, printed: Any, place: str = "$") -> list[str]:
     if isinstance(shown, list) and shown and not printed:
         return [f"{place} has an example and is printed empty"]
     return []
-
-
-def differences_from_page(command: str, printed: str) -> list[str]:
-    """List the differences in shape between the page's example for `command` and the printed text."""
-    return differences(documented()[command], json.loads(printed))

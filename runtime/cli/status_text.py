@@ -75,11 +75,11 @@ Seen = Union[StatusBoard, JobList, Overview, ExperimentStatus, TaskStatus, Worke
 def render(seen: Seen, now: datetime) -> list[str]:
     if isinstance(seen, StatusBoard):
         jobs = _list_lines(seen.jobs, now)
-        return [*_overview_lines(seen.tasks, now, nothing=not jobs), *(["", *jobs] if jobs else [])]
+        return [*_overview_lines(seen.tasks, nothing=not jobs), *(["", *jobs] if jobs else [])]
     if isinstance(seen, JobList):
         return _list_lines(seen.jobs, now, every=True) or ["no such jobs are known; `--refresh` asks every target"]
     if isinstance(seen, Overview):
-        return _overview_lines(seen, now)
+        return _overview_lines(seen)
     if isinstance(seen, ExperimentStatus):
         return _experiment_lines(seen, now)
     if isinstance(seen, TaskStatus):
@@ -116,7 +116,7 @@ def summarise(seen: Seen) -> str:
     return f"{seen.stack}: {_by_state(seen.totals)}, {count_noun(sum(worker.live for worker in seen.workers), 'live worker')}"
 
 
-def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> list[str]:
+def _overview_lines(seen: Overview, *, nothing: bool = True) -> list[str]:
     """Render the overview; `nothing` gives an empty stack a line."""
     lines = [f"{paint('stack', 'dim')} {seen.stack}"]
     if not seen.experiments and nothing:

@@ -76,11 +76,11 @@ def explain_requests(key: str, wanted: Mapping[str, int], offers: Sequence[Offer
         needs = {str(name): float(amount) for name, amount in json.loads(text).items() if amount}
         able = [offer for offer in offers if _holds(offer, needs)]
         wait = f"{count_noun(count, 'request')} for {_describe(needs)} {'waits' if count == 1 else 'wait'}"
-        why, step = _explain(key, needs, able) if able else _explain_none(needs, offers)
+        why, step = _explain(key, able) if able else _explain_none(needs, offers)
         yield Waits(pool=able[0].pool if len(able) == 1 else None, what=f"{wait}: {why}", next=step)
 
 
-def _explain(key: str, needs: Mapping[str, float], able: Sequence[Offer]) -> tuple[str, str]:
+def _explain(key: str, able: Sequence[Offer]) -> tuple[str, str]:
     live, most = sum(offer.live for offer in able), sum(max(offer.most, offer.live) for offer in able)
     if coming := sum(offer.coming for offer in able):
         made = "is being made" if coming == 1 else "are being made"

@@ -171,11 +171,11 @@ def find_function(path: str, *, kind: str = "function") -> Callable[..., Any]:
     module_name, _, qualname = path.partition(":")
     if not module_name or not qualname:
         raise RequestRefused(f"`{path}` names no {kind}", facts=["expected `module:function`"])
-    return _find_function(module_name, qualname, kind)
+    return _find_function(module_name, qualname)
 
 
 @functools.lru_cache(maxsize=256)
-def _find_function(module_name: str, qualname: str, kind: str) -> Callable[..., Any]:
+def _find_function(module_name: str, qualname: str) -> Callable[..., Any]:
     module = _import_if_there(module_name)
     if module is None:
         raise UnknownModule(

@@ -177,7 +177,7 @@ def keep_target(
             found.append(_line(entry, place, verdict, hint=f"the same launch by `{entry.owner}`" if cut_off else None))
             continue
         try:
-            found.append(_act(JobHandle(entry.id, target, place.launcher, place.host), entry, settings, progress))
+            found.append(_act(JobHandle(entry.id, target, place.launcher, place.host), settings, progress))
         except LockHeld as held:
             found.append(_line(entry, place, verdict, left=f"{verdict.seen}; {held.holder} is at work on it"))
         except (AccessDenied, RequestRefused) as problem:
@@ -231,7 +231,7 @@ def _line(
     )
 
 
-def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Callable[[str], None]) -> KeptJob:
+def _act(job: JobHandle, settings: Settings, progress: Callable[[str], None]) -> KeptJob:
     """Decide once more under the job's lock, and do it. Raises `LockHeld`."""
     # Refuses the folder of another user: their command would run as us.
     job.files.make_folder(job_folder(job.id))

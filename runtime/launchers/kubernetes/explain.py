@@ -27,7 +27,7 @@ def explain_index(
         return _without_pod(job, events)
     pod = pods[-1]
     view = read_pod(pod)
-    evidence = tuple(_evidence(view, pod, events))
+    evidence = tuple(_evidence(view, events))
     name = job["metadata"].get("labels", {}).get(JOB, "ID")
     on_dead_node = view.raw in ("Terminating/DeletionByTaintManager", "Terminating/DeletionByPodGC")
     if on_dead_node or view.raw.startswith("Unknown/"):
@@ -125,7 +125,7 @@ def _lost(pods: Sequence[Object]) -> Explanation | None:
     )
 
 
-def _evidence(view: PodView, pod: Object, events: Sequence[Object]) -> Iterator[str]:
+def _evidence(view: PodView, events: Sequence[Object]) -> Iterator[str]:
     yield _pod_line(view)
     said = Counter[str]()
     for each in events:

@@ -22,7 +22,7 @@ def explain_wait(wants: Mapping[str, Any], nodes: int, view: ClusterView) -> Exp
     return (
         _explain_missing_type(wants, view, lines)
         or _explain_impossible(needs, nodes, view, lines)
-        or _explain_busy(needs, nodes, view, lines)
+        or _explain_busy(needs, view, lines)
     )
 
 
@@ -117,7 +117,7 @@ def _explain_impossible(
     return Explanation(text, tuple(lines), hint)
 
 
-def _explain_busy(needs: Mapping[str, float], nodes: int, view: ClusterView, lines: list[str]) -> Explanation:
+def _explain_busy(needs: Mapping[str, float], view: ClusterView, lines: list[str]) -> Explanation:
     able = [node for node in view.nodes if fits(needs, node.total)]
     pools = {pool.name for pool in view.pools or () if fits(needs, pool.host)}
     busy = sum(not fits(needs, node.free) for node in able)

@@ -104,7 +104,7 @@ def read_place(target: Target, context: PlanContext) -> RayTarget:
             tunnel = find_way(outputs, cluster, options=settings.ssh_options)
     return RayTarget(
         target=target.name,
-        root=_root(target, settings.cluster, outputs, context),
+        root=_root(target, settings.cluster, outputs),
         python=settings.python,
         address=settings.address.rstrip("/") if settings.address else None,
         tunnel=tunnel,
@@ -119,7 +119,7 @@ def _outputs(target: Target, context: PlanContext) -> StackOutputs:
     return find_stack(target.stack, settings=context.settings).outputs
 
 
-def _root(target: Target, cluster: str | None, outputs: StackOutputs | None, context: PlanContext) -> str:
+def _root(target: Target, cluster: str | None, outputs: StackOutputs | None) -> str:
     if is_bucket(target.records):
         return str(target.records).rstrip("/")
     if target.records is not None:

@@ -71,7 +71,7 @@ class SshLauncher(ProcessLauncher):
 
     def check_host(self, target: Target, host: Host) -> list[str]:
         """Refuse a machine that ends our processes when we leave, and a home that is too small for jobs."""
-        _scope(target, host)
+        _scope(host)
         return [] if target.records else _check_home(target, host)
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
@@ -87,7 +87,7 @@ class SshLauncher(ProcessLauncher):
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
-        return spawn_shim(plan, part, host, before=_scope(plan.target, host))
+        return spawn_shim(plan, part, host, before=_scope(host))
 
 
 def _read(target: Target) -> SshSettings:
@@ -104,7 +104,7 @@ def _read(target: Target) -> SshSettings:
     return settings
 
 
-def _scope(target: Target, host: Host) -> list[str]:
+def _scope(host: Host) -> list[str]:
     """The words before the shim's, so that it outlives our session. Raises `NotPossible`.
 
     If logind ends a session's processes with it, lingering users have a scope that stays.
