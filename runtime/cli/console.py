@@ -193,14 +193,6 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def flush_for_the_last_time() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
-
-
 def write_error(text: str) -> None:
     """Print the text of an error after what stdout has been given; a reader that left is no further error."""
     try:

@@ -8,7 +8,6 @@ reader of a pipe closed it first.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
@@ -54,28 +53,8 @@ _MACHINE_ERRNOS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, after printing errors to stderr.
-
-    Without `argv` it is the command of this process, which ends with it.
-    """
-    if argv is not None:
-        return _run(argv)
-    code = 1
-
-    def leave() -> None:
-        """End without tearing the interpreter down, module by module, which takes a fifth of a short command."""
-        if "runtime.tasks.workflows" in sys.modules:
-            return  # A user's own code may leave files open, which Python flushes when it closes them.
-        console.flush_for_the_last_time()
-        os._exit(code)
-
-    # Registered first, so that it runs last: after all threads, and after the exit handlers of other modules.
-    atexit.register(leave)
-    code = _run(sys.argv[1:])
-    return code
-
-
-def _run(args: Sequence[str]) -> int:
+    """Run one command, by default that of this process, and return its exit code, after printing errors to stderr."""
+    args = sys.argv[1:] if argv is None else argv
     console.prepare_streams()
     try:
         code = _dispatch(list(args))
