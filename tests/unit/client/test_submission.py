@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -46,8 +44,7 @@ from runtime.records.memory import MemoryRecords
 from runtime.records.sqlite_file import EmbeddedFile
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record, mark_of
-from runtime.tasks.id_set import IdSet, task_key
-from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState, WorkflowEntry, task_id
+from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState, WorkflowEntry
 from runtime.tasks.wire import decode_task, encode_task
 from runtime.testing import FakeClock, sample_task
 
@@ -492,64 +489,6 @@ def test_embedded_queue_tells_what_it_knows(tmp_path: Path) -> None:
 
 
 # memory
-
-
-@given(st.lists(st.integers(1, 2**64 - 1) | st.integers(1, 100)))
-def test_set_of_ids_is_a_set(keys: list[int]) -> None:
-    ids, model = IdSet(), set[int]()
-    for key in keys:
-        assert ids.add(key) is (key not in model)
-        model.add(key)
-        assert key in ids
-    assert len(ids) == len(model)
-    assert all((key in ids) is (key in model) for key in range(1, 101))
-
-
-def test_ids_of_ours_stand_for_themselves_and_others_are_hashed() -> None:
-    ours = task_id("e", key="k")
-
-    assert task_key(ours, 1) == int(ours[2:18], 16)
-    assert len({task_key(ours, 1), task_key(ours, 2), task_key("t-abc", 1), task_key("t-abc", 2)}) == 4
-    assert task_key("t-" + "0" * 24, 1) == 1
-
-
-MEASURE = """
-import sys
-from runtime.client.tasks.submit import submit_tasks
-from runtime.queues.base import PutResult, QueueTraits
-from runtime.tasks.model import CommandEntry, Task
-
-class Sink:
-    name = "sink"
-    traits = QueueTraits(kind="sink", tracks_holders=True, remote=False, priorities=True)
-    class records:
-        holds_tasks = True
-    def put(self, tasks):
-        return PutResult(len(tasks), 0)
-
-def rss():
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
-
-entry = CommandEntry(("true",))
-def tasks(count):
-    for n in range(count):
-        yield Task(id=f"t-{n * 0x9E3779B97F4A7C15 % 2**64:016x}{0:08x}", entry=entry, experiment="e")
-
-submit_tasks(tasks(20_000), Sink(), experiment="e")
-before = rss()
-done = submit_tasks(tasks(int(sys.argv[1])), Sink(), experiment="e")
-print(done.new, rss() - before)
-"""
-
-
-@pytest.mark.slow
-def test_tasks_of_a_long_input_stream_in_16_bytes_each() -> None:
-    ran = subprocess.run([sys.executable, "-c", MEASURE, "200000"], capture_output=True, text=True, check=True)
-    new, grown = map(int, ran.stdout.split())
-
-    assert new == 200_000
-    assert grown / new <= 16
 
 
 # the Python API

@@ -10,7 +10,6 @@ import pytest
 from runtime.errors import InvalidContract, ObjectGone, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues.pubsub.client import (
-    MAX_PUBLISH_MESSAGES,
     MAX_REQUEST_BYTES,
     OutgoingMessage,
     ReceivedMessage,
@@ -31,7 +30,6 @@ from runtime.queues.pubsub.message import (
     TASK,
     TRIES,
     Delivery,
-    judge,
     read_message,
     split_requests,
     write_copy,
@@ -255,40 +253,6 @@ def test_second_delivery_is_suspect() -> None:
 # requests
 
 
-def test_requests_are_capped_by_number() -> None:
-    batches = list(split_requests(OutgoingMessage(b"x", {}) for _ in range(2_500)))
-
-    assert [len(batch) for batch in batches] == [MAX_PUBLISH_MESSAGES, MAX_PUBLISH_MESSAGES, 500]
-
-
-def test_requests_are_capped_by_bytes_on_the_wire() -> None:
-    from google.pubsub_v1 import types
-
-    messages = [OutgoingMessage(bytes(200_000), {TASK: "t-1", EXPERIMENT: "ü" * 128}) for _ in range(120)]
-    batches = list(split_requests(messages))
-
-    assert sum(len(batch) for batch in batches) == 120
-    for batch in batches:
-        request = types.PublishRequest(
-            topic="projects/p/topics/tasks",
-            messages=[{"data": one.data, "attributes": dict(one.attributes)} for one in batch],
-        )
-        assert types.PublishRequest.pb(request).ByteSize() <= MAX_REQUEST_BYTES
-
-
-def test_size_of_a_message_is_never_below_its_size_on_the_wire() -> None:
-    from google.pubsub_v1 import types
-
-    for data, attributes in (
-        (b"", {"a": ""}),
-        (b"x" * 300, {"a" * 200: "ü" * 512, "b": "c"}),
-        (b"x", {str(number): "y" for number in range(100)}),
-    ):
-        message = OutgoingMessage(data, attributes)
-        wire = types.PublishRequest.pb(types.PublishRequest(messages=[{"data": data, "attributes": attributes}]))
-        assert message.size >= wire.ByteSize()
-
-
 def test_one_message_above_the_limit_travels_alone() -> None:
     small, huge = OutgoingMessage(b"x", {}), OutgoingMessage(bytes(MAX_REQUEST_BYTES), {})
 
@@ -296,45 +260,6 @@ def test_one_message_above_the_limit_travels_alone() -> None:
 
 
 # decisions about a delivery
-
-
-def test_judge_tells_finished_due_late_and_last_apart() -> None:
-    done, ready = delivery(), delivery()
-    late = delivery(sample_task("late", not_before=NOW + timedelta(seconds=1)))
-    past = delivery(sample_task("past", not_before=NOW))
-    last = delivery(attempt=4)
-
-    verdicts = judge(
-        [done, ready, late, past, last], recorded=[True, False, False, False, False], now=NOW, last_attempt=4
-    )
-
-    assert verdicts.finished == [done]
-    assert verdicts.ready == [ready, past]
-    assert verdicts.later == [late]
-    assert verdicts.replace == [last]
-
-
-def test_judge_replaces_a_bare_message_as_soon_as_it_comes_again() -> None:
-    first = read_message(received(BARE, attempt=1), no_blob)
-    second = read_message(received(BARE, attempt=2), no_blob)
-    broken = read_message(received(b"{", attempt=2), no_blob)
-
-    verdicts = judge([first, second, broken], recorded=[False] * 3, now=NOW, last_attempt=99)
-
-    assert verdicts.ready == [first, broken]
-    assert verdicts.replace == [second]
-
-
-def test_judge_replaces_nothing_where_no_copy_can_be_made() -> None:
-    last = delivery(attempt=50)
-
-    assert judge([last], recorded=[False], now=NOW, last_attempt=None).ready == [last]
-
-
-def test_recorded_wins_over_all_else() -> None:
-    last = delivery(sample_task("late", not_before=NOW + timedelta(days=1)), attempt=50)
-
-    assert judge([last], recorded=[True], now=NOW, last_attempt=4).finished == [last]
 
 
 # errors

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import os
 import random
-import select
 import signal
 import sqlite3
 import stat
@@ -17,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,8 +23,7 @@ import runtime.records.sqlite_file
 from runtime.clock import machine_id
 from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.base import PutResult, RunningAttempts, WaitingTask
-from runtime.queues.sqlite.local_workers import SWEEP_EVERY_S, Presence, WakePipes
+from runtime.queues.sqlite.local_workers import SWEEP_EVERY_S, Presence
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records import open_records
 from runtime.records.base import RecordStore
@@ -39,10 +34,10 @@ from runtime.records.sqlite_file import Durability, EmbeddedFile, refuse_network
 from runtime.records.store import BlobRecords
 from runtime.system import system
 from runtime.tasks.history import EndedNote, Lease, Release
-from runtime.tasks.model import Task, TaskState, next_generation
+from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock, sample_task
-from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
-from tests.services_support import wait_readable, wait_until
+from tests.conformance.queue_pairs import TTL, ended_note, failed, succeeded, tasks
+from tests.services_support import wait_readable
 
 HOLDER = """
 import sys, time
@@ -134,46 +129,6 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
     assert [(note.reason, note.worker, note.alone) for note in notes] == [(EndReason.LOST, "w-dying", True)]
     assert records.history(sample_task("1").id, 1).ended == ()
     check_counters(path)
-
-
-def test_settle_of_a_worker_that_was_taken_for_dead_claims_nothing_that_is_lost_for_good(path: Path) -> None:
-    clock = FakeClock()
-    stalled, other = (open_sqlite(path, clock=clock)[0] for _ in range(2))
-    stalled.put(tasks(3))
-    [lease] = stalled.lease(1, worker="w-stalled", ttl=TTL)
-    clock.advance(seconds=TTL.total_seconds() + 1)
-    other.lease(1, worker="w-b", ttl=TTL)  # Its row is the last.
-    other.tend()
-
-    claimed = stalled.settle([succeeded(lease)], claim_next=1).leases
-    lost = stalled.renew(claimed, TTL)
-
-    assert [one.task.key for one in claimed if one not in lost] + [one.task.key for one in lease_all(other)] == ["2"]
-    stalled.close()
-    other.close()
-
-
-def test_worker_that_gets_the_number_of_a_dead_one_keeps_its_leases(path: Path) -> None:
-    first, second, slow, quick = (open_sqlite(path)[0] for _ in range(4))
-    slow.put([sample_task("later"), sample_task("first", priority=1)])
-    for dying, worker in ((first, "w-first"), (second, "w-second")):
-        dying.lease(1, worker=worker, ttl=TTL)
-        assert dying._presence is not None
-        dying._presence.leave()
-        dying._presence = None
-    leases: list[Lease] = []
-
-    def overtake() -> None:
-        quick.tend()
-        leases.extend(lease_all(quick))
-
-    slow._holders._wake = overtake  # Between the two that it found dead.
-    slow.tend()
-
-    assert [lease.task.key for lease in leases] == ["first", "later"]
-    assert quick.renew(leases, TTL) == []
-    for queue in (first, second, slow, quick):
-        queue.close()
 
 
 class LooksAtEachNote(MemoryRecords):
@@ -283,28 +238,6 @@ def test_machine_that_was_started_again_was_lost_with_all_that_ran_on_it(
     assert (note.alone, note.machine) == (False, before)
 
 
-def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> None:
-    """The lock is free only when both worker and guardian have ended."""
-    queue, _ = open_sqlite(path)
-    queue.put(tasks(1))
-    first, _ = open_sqlite(path)
-    assert first.lease(1, worker="w-a", ttl=TTL)
-    fds = first.join("w-a")
-    guardian = subprocess.Popen(["sleep", "600"], pass_fds=fds)
-    # Close the worker's descriptor and the mapping's copy, as its end would; the guardian still ends its attempts.
-    assert first._presence is not None
-    first._presence._memory.close()
-    for fd in fds:
-        os.close(fd)
-    queue.tend()
-    assert lease_all(queue) == []
-    guardian.kill()
-    guardian.wait()
-    assert len(wait_for(queue, 1)) == 1
-    first._presence = None
-    first.close()
-
-
 def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: Path) -> None:
     clock = FakeClock()
     queue, _ = open_sqlite(path, clock=clock)
@@ -343,46 +276,6 @@ def test_leases_are_suspect_from_a_missed_renewal_to_the_next_one(path: Path) ->
     other.close()
 
 
-def test_silent_worker_that_renews_while_its_leases_are_taken_keeps_them(path: Path) -> None:
-    clock = FakeClock()
-    silent = SqliteQueue(EmbeddedFile(path), MemoryRecords(), clock=clock)
-    silent.put(tasks(1))
-    leases = silent.lease(1, worker="w-a", ttl=TTL)
-    silent.mark_running([lease.token for lease in leases])
-    records = LooksAtEachNote(lambda task: lost.extend(silent.renew(leases, TTL)))
-    other = SqliteQueue(EmbeddedFile(path), records, clock=clock)
-    lost: list[Lease] = []
-    clock.advance(seconds=31)
-
-    other.tend()
-
-    assert (lost, lease_all(other), silent.renew(leases, TTL)) == ([], [], [])
-    silent.close()
-    other.close()
-
-
-def test_worker_that_dies_between_a_look_and_the_sweep_is_blamed_for_what_ran(path: Path) -> None:
-    queue, dying = open_sqlite(path)[0], open_sqlite(path)[0]
-    queue.put(tasks(2))
-    ran, _ = dying.lease(2, worker="w-dying", ttl=TTL)
-    dying.mark_running([ran.token])
-    queue._holders.give_back(ours=None)
-    assert dying._presence is not None
-    dying._presence._memory.close()
-    for fd in dying.join("w-dying"):
-        os.close(fd)
-
-    assert queue._holders.sweep()
-
-    assert {lease.task.key: lease.tries for lease in wait_for(queue, 2)} == {"0": 1, "1": 0}
-    connection = sqlite3.connect(path)
-    assert connection.execute("SELECT worker FROM holders").fetchall() == [("w-b",)]
-    connection.close()
-    dying._presence = None
-    dying.close()
-    queue.close()
-
-
 def test_lost_attempt_counts_as_proven_only_if_its_worker_said_so(path: Path) -> None:
     clock = FakeClock()
     queue, records = open_sqlite(path, clock=clock)
@@ -416,49 +309,6 @@ def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(
     queue.close()
 
 
-def test_waiting_task_has_its_place_in_the_line_or_its_time_and_a_leased_one_has_neither(path: Path) -> None:
-    queue, _ = open_sqlite(path)
-    due = datetime(2100, 1, 1, tzinfo=UTC)
-    taken, first, second, urgent, later = (sample_task(key) for key in ("0", "1", "2", "3", "4"))
-    queue.put([taken])
-    assert lease_all(queue)
-    queue.put([first, second, replace(urgent, priority=9), replace(later, not_before=due)])
-
-    found = {task.key: queue.find_waiting(task.id) for task in (taken, first, second, urgent, later)}
-
-    assert found == {
-        "0": None,
-        "1": WaitingTask(1, None),
-        "2": WaitingTask(2, None),
-        "3": WaitingTask(0, None),
-        "4": WaitingTask(3, due),
-    }
-    assert queue.find_waiting("t-unknown") is None
-
-
-def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
-    clock = FakeClock()
-    queue, _ = open_sqlite(path, clock=clock)
-    other, _ = open_sqlite(path, clock=clock)
-    queue.put(tasks(1))
-    queue.join("w-a")
-    assert queue.lease(1, worker="w-a", ttl=TTL)
-    waiting, _ = open_sqlite(path, clock=clock)
-    waiting.join("w-c")
-    wake_fd = waiting.wake_descriptor()
-    assert wake_fd is not None
-    clock.advance(seconds=30)
-    other.tend()
-    assert lease_all(other) == []
-    assert not wait_readable(wake_fd, 0)
-    clock.advance(seconds=0.001)
-    other.tend()
-    assert wait_readable(wake_fd, 0)
-    assert len(lease_all(other)) == 1
-    queue.close()
-    waiting.close()
-
-
 def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
     queue, _ = open_sqlite(path)
     queue.put(tasks(1))
@@ -478,78 +328,6 @@ def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> Non
     assert list((path.parent / "workers").iterdir()) == []
 
 
-def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path) -> None:
-    first = Presence(path.parent, "w-1")
-    wakes = WakePipes(path.parent)
-    wakes.wake()
-    first.leave()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for number in range(2, 6):
-        presence = Presence(path.parent, f"w-{number}")
-        wakes.wake()
-        assert wait_readable(presence.wake_descriptor, 0)
-        presence.leave()
-    # The pipe of the last one takes the place of the first one's.
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    wakes.close()
-
-
-def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
-    one, other, third = (Presence(path.parent, name) for name in ("w-1", "w-2", "w-3"))
-    one.watch(["w-2", "w-3", "w-never-here"])
-    one.watch(["w-3"])
-    other.leave()
-    assert not one.drain_wakes()
-    third.leave()
-    assert one.drain_wakes()
-    one.leave()
-
-
-@pytest.mark.skipif(not hasattr(select, "epoll"), reason="the deaths of others are not heard here")
-def test_worker_that_looks_for_deaths_does_not_wait_for_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    epoll = select.epoll
-
-    class Poll:
-        """An epoll that notes how long it would have waited."""
-
-        def __init__(self) -> None:
-            real = self.real = epoll()
-            self.register, self.unregister, self.close = real.register, real.unregister, real.close
-
-        def poll(self, timeout: float = -1) -> list[tuple[int, int]]:
-            waited.append(timeout)
-            return self.real.poll(0)
-
-    monkeypatch.setattr(select, "epoll", Poll)
-    one, other = Presence(path.parent, "w-1"), Presence(path.parent, "w-2")
-    one.watch(["w-2"])
-
-    assert not one.drain_wakes()
-
-    assert waited == [0]
-    one.leave()
-    other.leave()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "apart"), [([], None), (["a" * 16], None), (["a" * 16, "b" * 16], "b" * 16), ([], "c" * 16)]
-)
-def test_marked_tokens_are_read_by_others_and_replace_those_before(
-    path: Path, tokens: list[str], apart: str | None
-) -> None:
-    presence = Presence(path.parent, "w-1")
-    presence.mark(["d" * 16, "e" * 16, "f" * 16], "d" * 16)
-
-    presence.mark(tokens, apart)
-
-    running = Presence.running(path.parent, "w-1")
-    assert (running.tokens, running.apart) == (frozenset(tokens), apart)
-    presence.leave()
-    assert Presence.running(path.parent, "w-1") == RunningAttempts()
-    assert not Presence.alive(path.parent, "w-1")
-
-
 @pytest.mark.parametrize(("private", "modes"), [(True, {0o600}), (False, {0o622, 0o644})])
 def test_files_of_a_worker_are_for_its_user_alone_in_a_private_folder(
     path: Path, private: bool, modes: set[int]
@@ -561,31 +339,6 @@ def test_files_of_a_worker_are_for_its_user_alone_in_a_private_folder(
     assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == modes
     assert stat.S_IMODE(folder.stat().st_mode) == (0o700 if private else 0o777)
     presence.leave()
-
-
-def test_worker_whose_file_is_swept_while_it_starts_is_alive(tmp_path: Path) -> None:
-    lock, started = tmp_path / "w-1.lock", []
-    lock.touch()
-    with lock.open("rb") as sweep:
-        fcntl.flock(sweep, fcntl.LOCK_EX)
-        starting = threading.Thread(target=lambda: started.append(Presence(tmp_path, "w-1")))
-        starting.start()
-        assert wait_until(lambda: count_open(lock) == 2)
-        lock.unlink()
-    starting.join()
-
-    assert Presence.alive(tmp_path, "w-1")
-    started[0].leave()
-    assert list(tmp_path.iterdir()) == []
-
-
-def count_open(path: Path) -> int:
-    """Return how many descriptors of this process are of the file."""
-    found = 0
-    for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found += os.path.samestat(each.stat(), path.stat())
-    return found
 
 
 def test_files_of_dead_workers_go_with_the_sweep_and_those_of_living_ones_stay(path: Path) -> None:
@@ -706,45 +459,6 @@ def test_put_wakes_every_worker_that_has_come_by_then_and_none_that_has_left(pat
         each.close()
 
 
-def test_worker_that_was_rung_for_nothing_leases_nothing_and_writes_nothing(path: Path) -> None:
-    clock = FakeClock()
-    queue, _ = open_sqlite(path)
-    waiting, _ = open_sqlite(path, clock=clock)
-    waiting.join("w-waiting")
-    queue.put(tasks(1))
-    [lease] = waiting.lease(1, worker="w-waiting", ttl=TTL)
-    before = Path(f"{path}-wal").stat().st_size
-
-    for _ in range(2):
-        waiting.drain_wakes()
-        assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
-        clock.advance(seconds=TTL.total_seconds() / 2)
-    assert Path(f"{path}-wal").stat().st_size == before
-    queue.pause()
-    waiting.release([give_back(lease)])
-    waiting.drain_wakes()
-    assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
-    queue.resume()
-    assert len(waiting.lease(1, worker="w-waiting", ttl=TTL)) == 1
-    queue.close()
-    waiting.close()
-
-
-@pytest.mark.parametrize("is_held", [False, True])
-def test_next_generation_takes_the_last_ones_place_in_the_counts(path: Path, is_held: bool) -> None:
-    queue, records = open_sqlite(path)
-    task = sample_task("one", id="t-lab17", experiment="first")
-    queue.put([task])
-    if is_held:
-        queue.lease(1, worker="w-a", ttl=TTL)
-
-    queue.put([replace(next_generation(task), experiment="second")])
-
-    assert not any(records.totals("first").counts.values())
-    assert {state: count for state, count in records.totals("second").counts.items() if count} == {TaskState.QUEUED: 1}
-    queue.close()
-
-
 def test_delayed_task_of_another_queue_is_no_reason_to_stay(path: Path) -> None:
     clock = FakeClock()
     other, _ = open_sqlite(path, clock=clock, queue="other")
@@ -779,42 +493,6 @@ def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) ->
     queue.close()
 
 
-def test_claims_in_a_row_move_the_deadline_on_before_a_tenth_of_it_is_gone(path: Path) -> None:
-    clock = FakeClock()
-    queue, _ = open_sqlite(path, clock=clock)
-    queue.put(tasks(10))
-    length, left = TTL.total_seconds(), []
-    for _ in range(10):
-        clock.advance(seconds=length / 15)
-        assert len(queue.lease(1, worker="w-a", ttl=TTL)) == 1
-        connection = sqlite3.connect(path)
-        left.append(connection.execute("SELECT deadline FROM holders").fetchone()[0] - clock.boottime())
-        connection.close()
-
-    assert min(left) >= 0.9 * length
-    assert max(left) <= length
-    longer = TTL * 2
-    assert len(queue.lease(1, worker="w-a", ttl=longer)) == 0
-    queue.close()
-
-
-def test_lease_by_a_holder_that_was_swept_away_holds_again(path: Path) -> None:
-    queue, _ = open_sqlite(path)
-    queue.put(tasks(2))
-    queue.lease(1, worker="w-a", ttl=TTL)
-    connection = sqlite3.connect(path)
-    connection.execute("DELETE FROM holders")
-    connection.commit()
-
-    [lease] = queue.lease(1, worker="w-a", ttl=TTL)
-
-    assert connection.execute(
-        "SELECT h.worker FROM leases l JOIN holders h ON h.id=l.holder WHERE l.token=?", (lease.token,)
-    ).fetchall() == [("w-a",)]
-    connection.close()
-    queue.close()
-
-
 @pytest.mark.parametrize("durability", ["full", "normal"])
 def test_put_waits_for_the_disk_whatever_came_before_it_and_a_lease_never_does(
     path: Path, durability: Durability
@@ -840,26 +518,6 @@ def test_put_waits_for_the_disk_whatever_came_before_it_and_a_lease_never_does(
     pair = [("put", 2), ("lease", 1)]
     assert waits == [*pair, *pair, settle, *pair, *pair, settle]
     queue.close()
-
-
-def test_single_puts_are_known_by_id_and_leave_no_more_than_tasks_in_the_file(path: Path) -> None:
-    queue, _ = open_sqlite(path)
-    other, _ = open_sqlite(path)
-    one = [sample_task(f"{number}", priority=number) for number in range(6)]
-    found = [queue.put([task]) for task in one]
-    found += [other.put([task]) for task in one]
-    assert queue.put([]) == PutResult(0, 0)
-    found += [queue.put([next_generation(one[0])]), queue.put([one[0]]), other.put([sample_task("new")])]
-
-    assert [(result.new, result.known) for result in found] == [(1, 0)] * 6 + [(0, 1)] * 6 + [(1, 0), (0, 1), (1, 0)]
-    assert [task.key for task in queue.peek(10)] == ["5", "4", "3", "2", "1", "0", "new"]
-    check_counters(path)
-    connection = sqlite3.connect(path)
-    kinds = connection.execute("SELECT DISTINCT type FROM sqlite_master ORDER BY type").fetchall()
-    assert kinds == [("index",), ("table",)]
-    connection.close()
-    queue.close()
-    other.close()
 
 
 def test_death_of_a_watched_worker_rings_at_once_and_asks_for_upkeep(path: Path) -> None:
@@ -968,32 +626,6 @@ def test_counters_and_places_agree_after_random_moves(path: Path) -> None:
         clock.advance(seconds=1)
         queue.renew(held, TTL)
     check_counters(path)
-
-
-@pytest.mark.parametrize("how", ["purge", "cancel"])
-def test_counters_and_places_agree_after_all_is_cancelled(path: Path, how: str) -> None:
-    clock = FakeClock()
-    queue, records = open_sqlite(path, clock=clock)
-    other, _ = open_sqlite(path, queue="other", clock=clock)
-    queue.put(tasks(9))
-    other.put([sample_task("elsewhere")])
-    succeeds, fails, again, delayed, *held = queue.lease(6, worker="w-a", ttl=TTL)
-    queue.settle([succeeded(succeeds), failed(fails)])
-    queue.release([give_back(again, note=ended_note(again)), give_back(delayed, delay_s=3600)])
-    queue.put([next_generation(fails.task)])
-
-    ended = queue.purge() if how == "purge" else queue.cancel_open("sample")
-
-    check_counters(path)
-    totals = {state: n for state, n in records.totals("sample").counts.items() if n}
-    left = {TaskState.QUEUED: 1} if how == "purge" else {}
-    assert ended == (8 if how == "purge" else 9)
-    assert totals == {TaskState.SUCCEEDED: 1, TaskState.CANCELLED: ended, **left}
-    assert queue.renew(held, TTL) == held
-    assert records.find(again.task.id, 1).attempts == 1  # type: ignore[union-attr]
-    assert records.find(fails.task.id, 2).state is TaskState.CANCELLED  # type: ignore[union-attr]
-    queue.close()
-    other.close()
 
 
 def test_pauses_and_resumes_of_many_leave_the_file_as_the_orders_say(path: Path) -> None:

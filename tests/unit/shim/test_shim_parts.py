@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +18,12 @@ import pytest
 
 from runtime.shim import files, processes, run_loop
 from runtime.shim import record as record_module
-from runtime.shim.common import HOST, AlreadyClaimed, OrderRefused, SetupFailed
-from runtime.shim.gpus import take_gpus
+from runtime.shim.common import HOST, AlreadyClaimed, OrderRefused
 from runtime.shim.main import follow
 from runtime.shim.processes import ChildProcess, boot_id, is_alive, is_group_alive, started_at
-from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, RunRecord
-from runtime.snapshots.snapshot import make_snapshot
-from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_asked, make_job, wait_for
+from tests.shim_support import JOB, ShimJob, is_running, make_asked, make_job, wait_for
 from tests.unit.shim.test_folding import fill
-from tests.unit.shim.test_shim import begin_attempt
 
 # records
 
@@ -114,17 +109,6 @@ def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
     assert (tmp_path / "result").read_text() == "mine"
 
 
-def test_cancel_mark_of_one_run_cancels_no_other(tmp_path: Path) -> None:
-    made = make_job(tmp_path, sys.executable, "true")
-    runs = [RunRecord(FolderRecord(str(made.folder)), index) for index in (0, 1)]
-    before = [run.cancelled() for run in runs]
-    (made.folder / "cancel.1").touch()
-    one = [run.cancelled() for run in runs]
-    (made.folder / "cancel").touch()
-
-    assert [before, one, [run.cancelled() for run in runs]] == [[False, False], [False, True], [True, True]]
-
-
 def test_record_whose_folder_is_gone_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
     record = FolderRecord(str(tmp_path / "jobs" / "gone"))
@@ -205,26 +189,6 @@ def test_attempt_waits_for_a_disk_that_is_full(tmp_path: Path, monkeypatch: pyte
 
     note = run.started(1)
     assert (failures, note and note["native"], run.attempts()) == ([], "native", [(1, None)])
-
-
-class Overtaken(FolderRecord):
-    """A record in which another shim commits a result while this one begins an attempt."""
-
-    def begin(self, name: str, text: str, give_up: Callable[[], bool] | None = None) -> None:
-        self.create("runs/0/result", '{"reason": "succeeded", "code": 0, "attempt": 1}')
-        super().begin(name, text, give_up)
-
-
-def test_attempt_that_begins_after_the_run_has_its_result_runs_nothing(tmp_path: Path) -> None:
-    made = make_job(tmp_path, "touch", str(tmp_path / "ran"))
-    options = SimpleNamespace(
-        clear=False, prepare=False, rank_of=None, part=None, native="n", index=0, node=0, scratch=str(tmp_path)
-    )
-
-    assert follow(Overtaken(str(made.folder)), options, make_asked()) == 0
-
-    assert not (tmp_path / "ran").exists()
-    assert sorted(path.name for path in (made.folder / "runs" / "0").iterdir()) == ["result"]
 
 
 def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(
@@ -388,42 +352,6 @@ def test_only_attempts_of_this_machine_whose_shim_is_dead_are_cleared(
 # attempts that cannot begin
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "message"),
-    [
-        ({"code": {"path": "/no/such/tree"}}, 1, f"no folder /no/such/tree on {socket.gethostname()}"),
-        ({"secrets": {"KEY": "secrets/KEY"}}, 1, "a secret's file is gone: KEY"),
-        ({"output_dir": "/dev/null/x"}, 1, "cannot make the output folder /dev/null/x: Not a directory"),
-        ({"launch_ranks": ["/no/such/starter"]}, 127, "cannot start /no/such/starter: No such file or directory"),
-    ],
-)
-def test_attempt_that_cannot_be_prepared_ends_as_setup_failed(
-    tmp_path: Path, changes: dict[str, Any], code: int, message: str
-) -> None:
-    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", **changes))
-
-    assert attempt.go() == ("setup_failed", code, {"message": message})
-
-    assert attempt.ranks.children == []
-
-
-def test_command_starts_in_the_tree_that_the_order_names(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    made = make_job(tmp_path, sys.executable, "pwd", code={"path": str(tmp_path / "tree")})
-
-    assert begin_attempt(made).go()[0] == "succeeded"
-
-    assert made.log() == f"{tmp_path / 'tree'}\n"
-
-
-def test_rank_that_cannot_be_prepared_leaves_the_reason_to_the_shim_that_watches(tmp_path: Path) -> None:
-    made = make_job(tmp_path, sys.executable, "true", secrets={"KEY": "secrets/KEY"})
-
-    assert begin_attempt(made).run_rank(0) == 1
-
-    assert (made.folder / "runs/0/a0001/setup_failed").read_text() == "a secret's file is gone: KEY"
-
-
 def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -436,39 +364,6 @@ def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pyte
         found.append(run_loop.rank_number())
 
     assert found == [7, 0, 12]
-
-
-def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp_path: Path) -> None:
-    class Stopping(FolderRecord):
-        def before(self, run: RunRecord, attempt: int, asked: Any) -> bool:
-            return False
-
-    made = make_job(tmp_path, sys.executable, "echo never")
-    run, scratch = RunRecord(Stopping(str(made.folder)), 0), tmp_path / "scratch"
-    dropped: list[bool] = []
-    gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
-    asked = make_asked(stop=True, why="SIGTERM")
-
-    ended = run_loop.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
-
-    assert ended == ("stopped", 143, {"message": "asked to stop by SIGTERM"})
-    assert (dropped, scratch.exists()) == ([True], False)
-    assert not list(made.folder.rglob("rank0.log"))
-
-
-def test_attempt_without_capacity_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.shim.gpus.GPU_PATIENCE_S", 0.0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 0, GPU-aa, 1000, 80000\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", gpu_check={"count": 1, "share": 0.25}))
-
-    reason, code, details = attempt.go()
-
-    assert (reason, code) == ("no_capacity", 1)
-    assert details["message"].startswith("GPU 0 has 1000 of 80000 MiB free")
 
 
 # the next start
@@ -497,128 +392,12 @@ def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
     assert start(make_asked(stop_at=4), run) == 10
 
 
-def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_path: Path) -> None:
-    made = make_job(tmp_path, sys.executable, "echo never", retry={"failure": 9}, on_task_failure="stop")
-    for number in (1, 2):
-        (made.folder / f"runs/0/a{number:04d}").mkdir(parents=True)
-        (made.folder / f"runs/0/a{number:04d}/end.app_failed.3").write_text('{"reason": "app_failed", "code": 3}')
-    (made.folder / "stopped").touch()
-    options = SimpleNamespace(native="n", member=None, scratch=str(tmp_path))
-
-    code = run_loop.serve(made.order, FolderRecord(str(made.folder)), 0, options, make_asked(), {})
-
-    assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
-    assert made.ends() == ["app_failed"] * 2
-
-
-@pytest.mark.parametrize(
-    ("given", "there", "had"), [("4,5", "0\\n1", "4,5"), (None, "0\\n1", "0,1"), (None, None, None)]
-)
-def test_gpus_of_a_machine_are_those_given_to_the_job_or_all_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, there: str | None, had: str | None
-) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
-        monkeypatch.delenv(name, raising=False)
-    if given:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    if there:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{there}\\n'\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    order = {"gpus": {"count": 2, "locks": str(tmp_path / "locks")}}
-
-    if had is None:
-        with pytest.raises(SetupFailed, match=r"2 GPUs are wanted and .* has none"):
-            take_gpus(order, lambda: True)
-        return
-    share = take_gpus(order, lambda: True)
-
-    assert share.variables()["CUDA_VISIBLE_DEVICES"] == had
-    share.drop()
-
-
 # attempts
 
 
 def variables(made: ShimJob, rank: int = 0) -> dict[str, str]:
     """Return what a command that runs `env` printed."""
     return dict(line.split("=", 1) for line in made.log(rank=rank).splitlines() if "=" in line)
-
-
-@pytest.mark.parametrize("port", [None, 4711])
-def test_ranks_meet_at_one_port_and_find_the_code_and_folders_that_the_order_names(
-    tmp_path: Path, port: int | None
-) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "main.py").touch()
-    folders = {"output_dir": str(tmp_path / "out"), "checkpoint": {"dir": str(tmp_path / "kept")}}
-    made = make_job(tmp_path, sys.executable, "env", nodes=2, master_port=port, **folders)
-    add_snapshot(made, make_snapshot(tmp_path / "tree").archive)
-
-    assert begin_attempt(made).go()[0] == "succeeded"
-
-    first, second = variables(made), variables(made, rank=1)
-    chosen = int(first["MASTER_PORT"])
-    assert chosen == port if port else 20_000 <= chosen < 30_000
-    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(chosen)}
-    jax = {"COORDINATOR_ADDRESS": f"127.0.0.1:{chosen}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
-    wanted = {
-        **rank,
-        **{f"JAX_{name}": value for name, value in jax.items()},
-        "RUNTIME_SNAPSHOT_ID": f"sha256:{made.order['code']['sha256']}",
-        "RUNTIME_OUTPUT_DIR": str(tmp_path / "out"),
-        "RUNTIME_CHECKPOINT_DIR": str(tmp_path / "kept"),
-    }
-    assert {name: first.get(name) for name in wanted} == wanted
-    own = ("RANK", "JAX_PROCESS_ID")
-    assert {name: second.get(name) for name in wanted} == {**wanted, **dict.fromkeys(own, "1")}
-
-
-@pytest.mark.parametrize(
-    ("limit", "native", "seconds"), [(None, None, None), (100, None, 100), (100, 9000, 100), (9000, 131, 100)]
-)
-def test_attempt_ends_at_the_earlier_one_of_its_own_limit_and_the_backends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, native: int | None, seconds: float | None
-) -> None:
-    monkeypatch.setattr("runtime.shim.attempt.BEGAN", 5000.0)
-    monkeypatch.setattr("runtime.shim.attempt.time", SimpleNamespace(time=lambda: 5000.0, monotonic=lambda: 9.0))
-    made = make_job(tmp_path, sys.executable, "true", time_limit_s=limit, native_limit_s=native, grace_s=1.0)
-
-    attempt = begin_attempt(made)
-
-    assert attempt.deadline == (None if seconds is None else 5000.0 + seconds)
-
-
-def test_rank_is_asked_for_a_checkpoint_once_and_its_log_is_whole_when_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.shim.attempt.LOOK_S", 0.005)
-    script = (
-        "trap 'n=$((n + 1))' USR1; n=0; seq 100000; : > ${RUNTIME_PREEMPTED_NOTE%/*}/ask; "
-        "until [ $n -ge 1 ]; do sleep 0.01; done; for i in 1 2 3 4 5; do sleep 0.01; done; echo asked $n"
-    )
-    made = make_job(tmp_path, sys.executable, script, checkpoint={"signal": "USR1"}, log_bytes=65_536)
-
-    assert begin_attempt(made).run_rank(0) == 0
-
-    assert made.log().endswith("\n99999\n100000\nasked 1\n")
-
-
-def test_output_of_ranks_elsewhere_shows_in_the_size_and_time_of_their_logs(tmp_path: Path) -> None:
-    ranks = Ranks({"nodes": 2, "tasks_per_node": 1}, str(tmp_path))
-    ranks.leads = True
-    log = tmp_path / "rank1.log"
-    seen = [ranks.printed()]
-    log.write_text("one\n")
-    seen.append(ranks.printed())
-    log.write_text("two\n")
-    os.utime(log, (5e9, 5e9))
-    seen.append(ranks.printed())
-    (tmp_path / "rank0.log").write_text("three\n")
-    seen.append(ranks.printed())
-
-    assert len(set(seen)) == 4
-    assert ranks.printed() == seen[-1]
 
 
 # what folding leaves alone
@@ -645,28 +424,3 @@ def test_files_of_the_command_stay_whatever_their_names_are(tmp_path: Path) -> N
     assert (job / "runs/0/result").exists()
     for after in (folded, everything(job)):
         assert {path: after.get(path, "gone") for path in own} == own
-
-
-def test_fold_of_one_run_leaves_the_job_and_its_other_runs_alone(tmp_path: Path) -> None:
-    job = fill(tmp_path, runs=3)
-    for place in (job, job / "runs/0/a0002", job / "runs/1/a0002"):
-        for name in files.OF_NO_USE:
-            (place / name).write_text(name)
-    before = everything(job)
-
-    files.fold(str(job), "runs/1")
-
-    own = job / "runs/1"
-    after = everything(job)
-    others = {path: content for path, content in before.items() if not path.is_relative_to(own)}
-    assert {path: after.get(path, "gone") for path in others} == others
-    assert {path.relative_to(job / "runs").as_posix() for path in after.keys() - others.keys()} == {
-        "1",
-        "1.a0001.rank1.log",
-        "1.a0002.rank0.log",
-        "1.a0002.rank1.log",
-        "1.ended",
-        "1/output",
-        "1/output/a0002",
-        "1/output/a0002/kept",
-    }
