@@ -23,13 +23,11 @@ from runtime.client.tasks.kept_stacks import borrow_stack, close_kept
 from runtime.client.tasks.submit import Submission, submit
 from runtime.client.tasks.task_snapshot import CodeInHand, take_code
 from runtime.client.tasks.wait import wait
-from runtime.errors import InvalidTask, UnknownName
+from runtime.errors import InvalidTask
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import sqlite_file
 from runtime.snapshots.snapshot import fetch_snapshot
-from runtime.snapshots.watch import TreeWatch
 from runtime.stack.open import OpenStack
-from runtime.testing import sample_task
 
 WORDS = ("p", "w")
 
@@ -91,20 +89,6 @@ def numbers(path: Path) -> list[int]:
 
 
 # the stack
-
-
-def test_calls_share_an_open_stack_and_a_look_at_the_code(
-    project: Path, opened: list[OpenStack], looks: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 3600.0)
-
-    done = [put(number) for number in range(20)]
-
-    assert len(opened) == 1
-    assert len(looks) <= 3
-    assert len({one.snapshot for one in done}) == 1
-    assert done[0].snapshot
-    assert numbers(project.parent / "data" / "local.db") == list(range(20))
 
 
 def test_variables_and_working_directory_of_each_call_count(
@@ -172,22 +156,6 @@ def test_settings_file_that_appears_is_noticed(
     assert put(6).queue == "other"
 
 
-def test_settings_folder_that_appears_is_noticed(
-    project: Path, watched: None, opened: list[OpenStack], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(project.parent / "not" / "yet"))
-    for number in range(4):
-        put(number)
-    (project.parent / "not").mkdir()
-    put(4)
-    assert len(opened) == 1
-
-    write_settings(project.parent / "not" / "yet" / "research-runtime" / "default-stack")
-
-    with pytest.raises(UnknownName):
-        put(5)
-
-
 @pytest.mark.parametrize("linked", [False, True])
 def test_settings_file_that_changes_is_noticed(
     project: Path, watched: None, opened: list[OpenStack], linked: bool
@@ -203,18 +171,6 @@ def test_settings_file_that_changes_is_noticed(
     file.write_text('queue = "second"\n')
 
     assert put(6).queue == "second"
-
-
-def test_settings_are_looked_at_by_each_call_where_they_cannot_be_watched(
-    project: Path, watched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TreeWatch, "of_files", lambda *_: None)
-    for number in range(5):
-        put(number)
-
-    write_settings(project / "runtime.toml")
-
-    assert put(6).queue == "other"
 
 
 @pytest.mark.parametrize("calls", [2, 8], ids=["looked at", "watched"])
@@ -379,31 +335,6 @@ def test_what_a_child_submits_stays_though_its_parent_closes_the_file(project: P
     assert numbers(project.parent / "data" / "local.db") == [0, 1, 2]
 
 
-def test_queue_that_is_open_when_a_process_forks_serves_parent_and_child(tmp_path: Path) -> None:
-    queue, records = open_sqlite(tmp_path / "own.db")
-    [queue.put([sample_task(str(number))]) for number in (1, 2, 3)]
-    closed, go = os.pipe()
-
-    def work() -> None:
-        queue.put([sample_task("child")])
-        os.read(closed, 1)
-        [queue.put([sample_task(f"child-{number}")]) for number in (1, 2, 3)]
-
-    child = in_child(work)
-    queue.put([sample_task("parent")])
-    queue.close()
-    records.close()
-    other, others_records = open_sqlite(tmp_path / "own.db")
-    with other._file.locked(patience_s=240):
-        pass
-    os.write(go, b"!")
-
-    assert ended_well(child)
-    assert other.depth().ready == 8
-    other.close()
-    others_records.close()
-
-
 def test_all_is_closed_at_exit_without_a_word(project: Path) -> None:
     script = "from runtime.client.tasks.submit import submit\nfor n in range(5): submit(('p', 'w', [str(n)]))\n"
     done = subprocess.run(
@@ -517,22 +448,6 @@ def test_ignored_file_that_git_begins_to_track_is_seen(project: Path, code: Code
     assert code.take(stack.records, stack.settings) != before
 
 
-def test_what_is_ignored_costs_no_look(project: Path, code: CodeInHand, stack: OpenStack, looks: list[object]) -> None:
-    in_git(project)
-    (project / "ignored").mkdir()
-    (project / "ignored" / "x").write_text("1")
-    with (project / "run.log").open("w") as log:
-        hot(project, code, stack)
-        looks.clear()
-        for number in range(10):
-            log.write(f"{number}\n")
-            log.flush()
-            (project / "ignored" / f"{number}").write_text("1")
-            code.take(stack.records, stack.settings)
-
-    assert looks == []
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.daily(1)
 def test_any_changes_in_any_order_are_seen(project: Path, code: CodeInHand, stack: OpenStack, seed: int) -> None:
@@ -581,30 +496,3 @@ def test_each_task_brings_the_file_that_was_written_for_it(project: Path) -> Non
             assert int(content.read()) == int(task.entry.args[0]) % 1000  # type: ignore[union-attr]
     queue.close()
     records.close()
-
-
-def test_what_no_notice_tells_of_is_seen_when_the_tree_is_looked_through_again(
-    project: Path, code: CodeInHand, stack: OpenStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = project.parent / "same-file"
-    os.link(project / "main.py", elsewhere)
-    hot(project, code, stack)
-    before = code.take(stack.records, stack.settings)
-
-    elsewhere.write_text("# by another name\n")
-    monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 0.0)
-
-    after = code.take(stack.records, stack.settings)
-    assert after != before
-    assert after == take_code(None, stack.records, stack.settings)
-
-
-def test_without_notices_every_call_looks(
-    project: Path, code: CodeInHand, stack: OpenStack, looks: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TreeWatch, "open", lambda *_: None)
-
-    for _ in range(6):
-        code.take(stack.records, stack.settings)
-
-    assert len(looks) == 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -22,13 +21,6 @@ STAT = (
 )
 
 
-def test_stat_line_with_odd_name_is_parsed() -> None:
-    process = processes.parse_stat(STAT)
-    assert (process.pid, process.ppid, process.session, process.state) == (4242, 17, 4241, "S")
-    assert process.rss_bytes == 2190 * processes.PAGE_BYTES
-    assert not process.dead
-
-
 def family(*rows: tuple[int, int, int, str]) -> dict[int, ProcessRow]:
     return {pid: ProcessRow(pid, ppid, session, state, 1000) for pid, ppid, session, state in rows}
 
@@ -40,16 +32,6 @@ def test_descendants_are_found_through_the_dead_and_parents_come_first() -> None
     assert processes.find_descendants(table, 10) == [13, 12]
     assert processes.find_descendants(table, 1) == [10, 20, 13, 12]
     assert processes.find_descendants(table, 99) == []
-
-
-def test_session_lists_its_leader_first_and_no_dead_member() -> None:
-    table = family((5, 7, 7, "S"), (7, 1, 7, "S"), (8, 7, 7, "Z"), (9, 7, 9, "S"))
-    assert processes.find_session(table, 7) == [7, 5]
-
-
-def test_tree_memory_is_the_sum_of_resident_sizes_below_the_limit() -> None:
-    table = family((10, 1, 10, "S"), (11, 10, 10, "S"), (12, 11, 12, "S"), (20, 1, 20, "S"))
-    assert processes.tree_memory_bytes(table, 10, limit_bytes=10_000) == 3000
 
 
 @linux_only
@@ -76,14 +58,6 @@ def test_tree_memory_counts_shared_pages_once_above_the_limit() -> None:
     assert len(tree) == 2
     assert resident > 128 << 20
     assert 64 << 20 < used < 100 << 20
-
-
-@linux_only
-def test_table_holds_this_process() -> None:
-    own = processes.read_table()[os.getpid()]
-    assert (own.ppid, own.session) == (os.getppid(), os.getsid(0))
-    assert own.rss_bytes > 1 << 20
-    assert abs(processes.own_rss_bytes() - own.rss_bytes) < 64 << 20
 
 
 @linux_only
@@ -129,51 +103,6 @@ def end_tree(*, patience_s: float, change: str = "") -> list[str]:
 @linux_only
 def test_end_tree_kills_all_below_until_nothing_is_left_and_takes_their_statuses() -> None:
     assert end_tree(patience_s=600) == ["2", "0 False"]
-
-
-@linux_only
-def test_end_tree_gives_up_on_what_does_not_die_after_its_patience() -> None:
-    # Nothing dies of signal 0, as if each process were another user's.
-    keep = "real = processes.send_signal; processes.send_signal = lambda pids, number: real(pids, 0)"
-    undo = "import atexit; atexit.register(lambda: real(processes.find_descendants(processes.read_table(), os.getpid()), 9))"
-    assert end_tree(patience_s=0.01, change=f"{keep}; {undo}") == ["2", "2 True"]
-
-
-def test_end_tree_without_a_process_table_gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "read_table", dict)
-    monkeypatch.setattr(processes, "reap", lambda: True)
-    assert processes.end_tree(1, patience_s=600) == 0
-
-
-def test_end_tree_looks_again_while_a_child_lives_that_the_table_did_not_show_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An orphan may fall to a subreaper after the table was read."""
-    tables = [family((1, 0, 1, "S")), family((1, 0, 1, "S"), (2, 1, 2, "S"))]
-    killed: list[int] = []
-    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(processes, "read_table", lambda: tables.pop(0))
-    monkeypatch.setattr(processes, "send_signal", lambda pids, number: killed.extend(pids))
-    monkeypatch.setattr(processes, "reap", lambda: bool(tables))
-
-    assert (processes.end_tree(1, patience_s=600), killed) == (1, [2])
-
-
-def test_end_tree_waits_a_little_longer_after_each_round_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pauses = [0.0], []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(processes.time, "sleep", sleep)
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(processes, "read_table", lambda: family((1, 0, 1, "S"), (2, 1, 1, "D")))
-    monkeypatch.setattr(processes, "send_signal", lambda pids, number: None)
-    monkeypatch.setattr(processes, "reap", lambda: True)
-
-    assert processes.end_tree(1, patience_s=0.2) == 1
-    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05]
 
 
 @pytest.mark.parametrize(("state", "stopped", "dead"), [("T", True, False), ("S", False, False), ("Z", False, True)])
@@ -223,16 +152,6 @@ def test_signal_passes_over_what_is_gone_or_not_ours_and_reaches_the_rest(
     processes.send_signal([6, 7, 8], signal.SIGTERM)
 
     assert reached == [(6, signal.SIGTERM), (8, signal.SIGTERM)]
-
-
-@pytest.mark.parametrize(("path", "text"), [("/proc/0/stat", b""), ("/", b""), ("/dev/zero", b"\0\0")])
-def test_file_that_cannot_be_opened_or_read_reads_as_nothing_and_none_stays_open(path: str, text: bytes) -> None:
-    os.close(lowest := os.dup(0))
-
-    assert processes.read_file(path, 2) == text
-
-    os.close(now_lowest := os.dup(0))
-    assert now_lowest == lowest
 
 
 @pytest.mark.parametrize(
