@@ -160,6 +160,7 @@ def test_gc_makes_room_in_a_record_root_that_is_full(small: Terminal, what: str)
         # Room only for the cancel's marker.
         (small.folder(job) / "runs/0/output/a0001/0").unlink()
         assert small("cancel", job).code == 0
+    wait_for(lambda: not processes_with(job), "the end of the shim")
 
     done = small("gc", "--older-than", "0s", "--yes")
 
