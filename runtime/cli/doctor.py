@@ -32,7 +32,7 @@ def doctor(
     secret, a write to the record store. Exit code 1 if a line fails.
 
     With `--recover`, the damaged task file of a local stack is kept under another name and replaced by the rows that can be read
-    of it.
+    of it. Exit code 1 if tasks or results are lost.
 
     \b
     Examples:
@@ -63,10 +63,12 @@ def _recover(file: Path | None, stack: str | None, output: OutputFormat) -> int:
             f"recovered  {count_noun(done.tasks, 'task')}, {format_count(done.waiting)} of them to be run",
             f"           {count_noun(done.records, 'result')}, {count_noun(done.notes, 'note')} on attempts",
             f"           {count_noun(done.objects, 'other object')}, such as orders and reports of workers",
+            f"lost       {count_noun(done.lost_tasks, 'task')} and {count_noun(done.lost_results, 'result')}, by the file's own counters",
         )
     if done is None:
         note(f"nothing is wrong with `{path}`; it is as it was")
-    else:
-        note(f"the damaged file is kept: {done.kept}")
-        note("tasks that could not be read are missing; the same `runtime submit` again adds them, and no others")
-    return 0
+        return 0
+    note(f"the damaged file is kept: {done.kept}")
+    if done.lost_tasks:
+        note("the same `runtime submit` again adds the tasks that are lost, and runs those again that had ended")
+    return 1 if done.lost_tasks or done.lost_results else 0

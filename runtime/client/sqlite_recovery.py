@@ -1,8 +1,8 @@
 """Recovers the readable part of a damaged task file; the file itself is kept under another name and never written to.
 
-The rows come from SQLite's own `.recover`, if its command line is installed and can do it, and from reading each table from
-both ends up to the first page that cannot be read. Only tasks and records count: the waiting tasks and all counters follow
-from them, since a task without a record of its newest generation waits.
+The rows come from SQLite's own `.recover`, if its command line is installed and can do it, and from reading each table past
+the pages that cannot be read. Only tasks and records count: the waiting tasks and all counters follow from them, since a
+task without a record of its newest generation waits.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class Recovered:
     objects: int
     waiting: int
     """Tasks that wait to be run, including interrupted ones."""
+    lost_tasks: int
+    """Tasks that the file's own counters have and that cannot be read; 0 if the counters cannot be read either."""
+    lost_results: int
+    """Results that the counters have and that cannot be read. A recovered task without its result is run again."""
 
 
 def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
@@ -96,6 +100,7 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
             return None
         # Closing the copy has merged the readable part of its log.
         _copy(path, copy)
+    _lengthen(copy)
     made = scratch / "new.db"
     with closing(sqlite3.connect(made, isolation_level=None)) as new:
         make_tables(new)
@@ -103,10 +108,14 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
         _recover_with_sqlite3(copy, scratch / "theirs.db")
         for source in (scratch / "theirs.db", copy):
             _bring_over(source, new)
+        counted = new.execute(
+            f"SELECT coalesce(sum(queued + leased), 0), coalesce(sum({' + '.join(TERMINAL_STATES)}), 0) FROM experiments"
+        ).fetchone()
         _put_in_order(new)
         new.execute("COMMIT")
         counts = {table: new.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in _COUNTED}
         waiting = new.execute("SELECT (SELECT count(*) FROM claimable) + (SELECT count(*) FROM deferred)").fetchone()[0]
+        ended = counts["tasks"] - waiting
     if not any(counts.values()):
         raise NotPossible(
             f"nothing in `{path}` can be read as a task",
@@ -122,7 +131,14 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
         path.with_name(path.name + end).unlink(missing_ok=True)
     made.replace(path)
     sync(path.parent)
-    return Recovered(file=str(path), kept=str(kept), **counts, waiting=waiting)
+    return Recovered(
+        file=str(path),
+        kept=str(kept),
+        **counts,
+        waiting=waiting,
+        lost_tasks=max(0, sum(counted) - counts["tasks"]),
+        lost_results=max(0, counted[1] - ended),
+    )
 
 
 @contextmanager
@@ -151,6 +167,16 @@ def _copy(source: Path, target: Path) -> None:
         Path(f"{target}{end}").unlink(missing_ok=True)
         if Path(f"{source}{end}").is_file():
             shutil.copyfile(f"{source}{end}", f"{target}{end}")
+
+
+def _lengthen(copy: Path) -> None:
+    """Give a file that was cut short its length again: SQLite refuses all of it otherwise."""
+    with copy.open("r+b") as file:
+        header = file.read(100)
+        page_size = int.from_bytes(header[16:18], "big")
+        length = int.from_bytes(header[28:32], "big") * (65536 if page_size == 1 else page_size)
+        if header.startswith(b"SQLite format 3\0") and file.seek(0, os.SEEK_END) < length:
+            file.truncate(length)
 
 
 def _is_whole(copy: Path, path: Path) -> bool:
@@ -206,14 +232,45 @@ def _bring_over(source: Path, new: sqlite3.Connection) -> None:
 
 
 def _read_rows(old: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table from its beginning, and, if that ends at a damaged page, from its end."""
-    key = _WITHOUT_ROWID.get(table, "rowid").split(", ")
-    for order in ("", " DESC"):
+    """Yield the rows of a table that can be read: around damaged pages if the rows have numbers, else from both ends."""
+    if table in _WITHOUT_ROWID:
+        for order in ("", " DESC"):
+            key = ", ".join(each + order for each in _WITHOUT_ROWID[table].split(", "))
+            try:
+                yield from old.execute(f"SELECT * FROM {table} ORDER BY {key}")
+                return
+            except sqlite3.DatabaseError:
+                continue
+        return
+    done: int | None = -1
+    while done is not None:
         try:
-            yield from old.execute(f"SELECT * FROM {table} ORDER BY {', '.join(each + order for each in key)}")
+            for row in old.execute(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid", (done,)):
+                done = int(row[0])
+                yield row[1:]
             return
         except sqlite3.DatabaseError:
-            continue
+            done = _skip(old, table, done)
+
+
+def _skip(old: sqlite3.Connection, table: str, after: int) -> int | None:
+    """Return the least row number from which the table can be read again after a damaged page; None if there is none."""
+
+    def can_read(step: int) -> bool:
+        try:
+            old.execute(f"SELECT rowid FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 1", (after + step,)).fetchone()
+        except sqlite3.DatabaseError:
+            return False
+        return True
+
+    readable = next((1 << shift for shift in range(62) if can_read(1 << shift)), None)
+    if readable is None:
+        return None
+    damaged = readable // 2
+    while readable - damaged > 1:
+        middle = (readable + damaged) // 2
+        damaged, readable = (damaged, middle) if can_read(middle) else (middle, readable)
+    return after + readable
 
 
 def _put_in_order(new: sqlite3.Connection) -> None:

@@ -36,7 +36,7 @@ from runtime.system import system
 
 Durability = Literal["full", "normal"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 # `claimable` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
 # however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.

@@ -330,7 +330,7 @@ class JobHandle(OpenTarget):
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
         """Copy the files in the job's output folders home, and return their paths here.
 
-        Raises `FilesDiffer` once all others are copied, if other files have their names here, and `NameRefused` at the
+        Raises `FilesDiffer` once all others are copied, if other files have their names here, and `UnsafeRemoteName` at the
         first name that leads elsewhere.
         """
         from runtime.client.fetch import fetch, list_outputs, refuse_differing

@@ -171,7 +171,7 @@ class RayLauncher:
         return str(name)
 
     def check_host(self, target: Target, host: Host) -> list[str]:
-        """Raise `hold.RootHeld` while the cluster is restarted."""
+        """Raise `RootHeld` while the cluster is restarted."""
         maintenance_lock.refuse_if_held(host.files, holder=_opened(host).holder)
         return []
 

@@ -334,7 +334,8 @@ class ChildServer:
         from runtime.worker.attempts import interpreter_call
 
         folder = execution.make_scratch()
-        call = interpreter_call.InterpreterCall(self.environment.python, f"{folder}/.runtime-call", body)
+        started_in = self.environment.cwd if self.environment.code_dir else None
+        call = interpreter_call.InterpreterCall(self.environment.python, f"{folder}/.runtime-call", body, started_in)
         call.write()
         try:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")

@@ -33,8 +33,8 @@ _MARKED = b'{"%s":' % PICKLE.encode()
 class InterpreterCall:
     """A call, by the files in a folder of its own."""
 
-    def __init__(self, python: str, folder: str, body: dict[str, Any]) -> None:
-        self._folder, self._body = folder, body
+    def __init__(self, python: str, folder: str, body: dict[str, Any], started_in: str | None = None) -> None:
+        self._folder, self._body, self._started_in = folder, body, started_in
         self._is_call = body.get("function") in (CALL_PACKED, CALL_REQUEST)
         self.argv = [python, os.path.abspath(program.__file__), f"{folder}/call.json"]
         self.mounts: list[dict[str, str]] = []
@@ -74,7 +74,7 @@ class InterpreterCall:
         body = self._body
         if "workflow" in body:
             args = [body["project"], body["workflow"], list(body.get("args") or ())]
-            return _plain(f"{__name__}:call_workflow", args, {})
+            return _plain(f"{__name__}:call_workflow", args, {"started_in": self._started_in})
         function, args, kwargs = body["function"], list(body.get("args") or ()), dict(body.get("kwargs") or {})
         if not self._is_call:
             return _plain(function, args, kwargs)
@@ -161,9 +161,10 @@ class NotLoaded(Exception):
     """A workflow that cannot be found, or refuses its arguments."""
 
 
-def call_workflow(project: str, workflow: str, args: list[str]) -> Any:
-    """Call a workflow, and return its value as far as JSON holds it."""
+def call_workflow(project: str, workflow: str, args: list[str], started_in: str | None) -> Any:
+    """Call a workflow, and return its value as far as JSON holds it. `started_in` is that of `load`."""
     import sys
+    from pathlib import Path
 
     from runtime.errors import RequestRefused
     from runtime.tasks.model import WorkflowEntry
@@ -171,7 +172,8 @@ def call_workflow(project: str, workflow: str, args: list[str]) -> Any:
 
     sys.argv = [workflow, *args]
     try:
-        call = load(WorkflowEntry(project, workflow, tuple(args)))
+        entry = WorkflowEntry(project, workflow, tuple(args))
+        call = load(entry, started_in=Path(started_in) if started_in else None)
     except RequestRefused as refusal:
         entries.print_error(refusal.render())
         raise NotLoaded("; ".join((refusal.message, *refusal.facts))) from None

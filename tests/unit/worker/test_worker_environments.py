@@ -190,7 +190,7 @@ def odd(run, variant):
 
 
 def tool(size: int):
-    return {"size": size, "version": tinytool.VERSION}
+    return {"size": size, "version": tinytool.VERSION, "of the file": os.environ.get("SECRET_SIZE")}
 
 
 workflows = {"tool": tool}
@@ -280,15 +280,22 @@ def test_experiments_function_in_an_environment_gets_its_run_and_returns_any_val
     assert read_end(bench.records, odd.task_id, 1, loads=True).take() == {1, 2}
 
 
-def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package(bench: Bench, wheels: Path) -> None:
-    # jsonargparse, which reads a workflow's arguments, comes from the environment.
+def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # jsonargparse and dotenv, which read a workflow's arguments and files of variables, come from the environment.
+    import dotenv
     import jsonargparse
     import yaml
 
-    for module in (jsonargparse, yaml):
+    for module in (dotenv, jsonargparse, yaml):
         make_wheel(wheels, "1.0", module.__name__, folder=Path(str(module.__file__)).parent)
+    (bench.folder / "source").mkdir()
+    (bench.folder / "source" / "runtime.toml").write_text('env_files = [".env"]\n')
+    (bench.folder / ".env").write_text("SECRET_SIZE=7\n")
+    monkeypatch.chdir(bench.folder)
     terms = {
-        "environment": environment(bench, "tinytool==1.0", "jsonargparse==1.0", "yaml==1.0"),
+        "environment": environment(bench, "tinytool==1.0", "dotenv==1.0", "jsonargparse==1.0", "yaml==1.0"),
         "snapshot": code(bench),
         "max_failures": 1,
     }
@@ -299,7 +306,8 @@ def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package
 
     bench.run(max_consecutive_failures=0)
 
-    assert bench.record(tool).value == {"size": 3, "version": "1.0"}
+    # The file of variables, which is in no snapshot, is that of the project that the worker was started in.
+    assert bench.record(tool).value == {"size": 3, "version": "1.0", "of the file": "7"}, bench.record(tool).message
     assert [bench.record(task).reason for task in (wrong, missing)] == [EndReason.CONFIG_INVALID] * 2
     assert "no-such" in str(bench.record(missing).message)
 
