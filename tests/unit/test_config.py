@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import _run
+from runtime.cli.main import main
 from runtime.client.tasks.submit import submit
 from runtime.config import Project, Settings, load_project, load_settings, remember_stack
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
@@ -171,5 +171,5 @@ def test_commands_in_a_working_directory_that_was_removed_say_so(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["runtime", *command.split()])
 
-    assert _run(command.split()) == 2
+    assert main(command.split()) == 2
     assert capsys.readouterr().err.startswith("error: the working directory cannot be used")
