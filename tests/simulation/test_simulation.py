@@ -39,6 +39,7 @@ def test_laws_hold_in_some_worlds(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.daily(4)
 def test_seed_is_the_whole_run(scenario: str) -> None:
     first, again = run(scenario, 11, tracing=True), run(scenario, 11, tracing=True)
     by_tape = run(scenario, 0, first.tape, tracing=True)

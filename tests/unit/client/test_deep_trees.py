@@ -22,6 +22,8 @@ from tests.shim_support import each_python
 
 __all__ = ["cleared"]
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:

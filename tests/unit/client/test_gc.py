@@ -92,6 +92,7 @@ def test_job_that_another_command_holds_is_left_to_it(run: Terminal) -> None:
 
 
 @pytest.mark.parametrize("cut_off", ["early", "late"])
+@pytest.mark.daily(1)
 def test_launch_after_a_removal_that_was_cut_off_runs_the_command_again(
     run: Terminal, tmp_path: Path, cut_off: str
 ) -> None:

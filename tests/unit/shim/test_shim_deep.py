@@ -21,6 +21,8 @@ from tests.jobs_support import folder_for_all
 from tests.shim_support import each_python, make_job
 from tests.unit.shim.test_shim_bucket import MakeJob, maker
 
+pytestmark = pytest.mark.nightly
+
 __all__ = ["cleared"]
 
 SOURCE = Path(tree_walk.__file__).read_text()

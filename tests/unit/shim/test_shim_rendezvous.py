@@ -301,6 +301,7 @@ def test_request_for_a_checkpoint_reaches_the_command_of_each_node(make: MakeGan
 
 
 @pytest.mark.parametrize("warned", [0, 1])
+@pytest.mark.daily(1)
 def test_notice_on_one_node_has_all_make_a_checkpoint_and_ends_the_attempt(
     make: MakeGang, warned: int, said: Path
 ) -> None:

@@ -223,6 +223,7 @@ def test_task_that_runs_out_of_time_leaves_its_artifacts(place: Place, source: P
     assert place.content(task, "model", tmp_path / "model") == {"w": "1\n"}
 
 
+@pytest.mark.daily(1)
 def test_success_whose_artifact_is_a_link_is_none(place: Place, source: Path) -> None:
     task = captured(place.records, "mkdir -p out/real; ln -s real out/model", "link", source)
     place.queue.put([task])

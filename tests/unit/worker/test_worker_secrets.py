@@ -319,6 +319,7 @@ def test_new_version_reaches_new_attempts_after_minutes_and_no_running_one(given
         (lambda google: google.fail("*.access", 429, "RESOURCE_EXHAUSTED", "slow down"), FAILED_FOR_S, "slow down"),
     ],
 )  # fmt: skip
+@pytest.mark.daily(1)
 def test_secret_that_cannot_be_read_buries_nothing_and_stops_no_other_task(
     given: SecretBench, arrange: Any, for_s: float, text: str
 ) -> None:
