@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 
 from runtime.worker.attempts import processes
-from runtime.worker.attempts.processes import OomWatch, ProcessRow
+from runtime.worker.attempts.processes import ProcessRow
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
+
 # A real line; the command was renamed to hold blanks, parentheses and a line break.
-STAT = (
-    b"4242 (a) R (b\n) S 17 4242 4241 0 -1 4194560 1045 2034 0 0 5 3 1 0 20 0 1 0 86061 16580608 2190 "
-    b"18446744073709551615 4194304 4196877 140722 0 0 0 0 16781312 2 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
-)
-
-
 def family(*rows: tuple[int, int, int, str]) -> dict[int, ProcessRow]:
     return {pid: ProcessRow(pid, ppid, session, state, 1000) for pid, ppid, session, state in rows}
 
@@ -105,23 +100,6 @@ def test_end_tree_kills_all_below_until_nothing_is_left_and_takes_their_statuses
     assert end_tree(patience_s=600) == ["2", "0 False"]
 
 
-@pytest.mark.parametrize(("state", "stopped", "dead"), [("T", True, False), ("S", False, False), ("Z", False, True)])
-def test_state_of_a_process_says_whether_it_is_stopped_or_dead(
-    monkeypatch: pytest.MonkeyPatch, state: str, stopped: bool, dead: bool
-) -> None:
-    line = STAT.replace(b") S ", f") {state} ".encode())
-    monkeypatch.setattr(processes, "read_file", lambda path, limit: line if path == "/proc/4242/stat" else b"")
-
-    assert (processes.is_stopped(4242), processes.is_stopped(4243)) == (stopped, False)
-    assert processes.parse_stat(line).dead is dead
-
-
-def test_own_memory_is_unknown_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in (b"", b"77"):
-        monkeypatch.setattr(processes, "read_file", lambda path, limit, text=text: text)
-        assert processes.own_rss_bytes() == 0
-
-
 def test_memory_at_the_limit_is_not_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = family((10, 1, 10, "S"), (11, 10, 10, "S"))
     monkeypatch.setattr(processes, "read_file", lambda path, limit: b"Rss: 9 kB\nPss: 1 kB\n")
@@ -135,23 +113,6 @@ def test_memory_that_the_kernel_does_not_divide_is_the_resident_size(monkeypatch
     monkeypatch.setattr(processes, "read_file", lambda path, limit: b"")
     assert processes.pss_bytes(10, family((10, 1, 10, "S"))) == 1000
     assert processes.pss_bytes(11, {}) == 0
-
-
-@pytest.mark.parametrize("problem", [ProcessLookupError, PermissionError])
-def test_signal_passes_over_what_is_gone_or_not_ours_and_reaches_the_rest(
-    monkeypatch: pytest.MonkeyPatch, problem: type[OSError]
-) -> None:
-    reached: list[tuple[int, int]] = []
-
-    def kill(pid: int, number: int) -> None:
-        if pid == 7:
-            raise problem
-        reached.append((pid, number))
-
-    monkeypatch.setattr(processes.os, "kill", kill)
-    processes.send_signal([6, 7, 8], signal.SIGTERM)
-
-    assert reached == [(6, signal.SIGTERM), (8, signal.SIGTERM)]
 
 
 @pytest.mark.parametrize(
@@ -181,14 +142,3 @@ def test_oom_counter_is_found_for_v2_v1_containers_and_hybrid(tmp_path: Path, me
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("oom_kill 0\n")
     assert processes.find_oom_counter(str(tmp_path), membership) == str(tmp_path / file)
-
-
-def test_oom_watch_counts_since_it_last_looked(tmp_path: Path) -> None:
-    counter = tmp_path / "memory.events"
-    counter.write_text("oom_kill 4\n")
-    watch = OomWatch(str(counter))
-    assert watch.kills() == 0
-    counter.write_text("oom_kill 6\n")
-    assert (watch.kills(), watch.kills()) == (2, 0)
-    counter.unlink()
-    assert watch.kills() == 0
