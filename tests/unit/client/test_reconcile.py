@@ -165,7 +165,10 @@ def start(settings: Settings, script: str, **changes: Any) -> JobHandle:
 
 def lose(job: JobHandle, index: int = 0) -> None:
     """Kill the shim and the command, as the loss of their machine does."""
-    wait_for(lambda: job.attempts(index) != [], "the attempt")
+    runs = f"jobs/{job.id}/runs/{index}"
+    wait_for(
+        lambda: any(job.files.read(f"{runs}/a{each:04d}/start.json") for each in job.attempts(index)), "the attempt"
+    )
     kill_all(job.id)
 
 
