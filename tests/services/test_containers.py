@@ -133,7 +133,7 @@ def test_containers_of_living_shims_are_in_no_list_of_what_was_left(bench: Bench
 def test_secret_is_in_the_command_and_in_nothing_that_an_engine_or_a_process_list_shows(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    canary = "canary'$(id)\\ 4711"
+    canary = "canary'$(id)\\ kahwe-4711"
     monkeypatch.setenv("CANARY", canary)
     secret = bench.require_secret()
     goes_on = tmp_path / "records" / "goes-on"
@@ -153,7 +153,7 @@ def test_secret_is_in_the_command_and_in_nothing_that_an_engine_or_a_process_lis
 
     assert bench.end(job).state is JobState.SUCCEEDED
     assert json.dumps(canary)[1:-1] not in said
-    assert "4711" not in said
+    assert "kahwe-4711" not in said
     assert [line for line in lines if canary.encode() in line] == []
 
 
