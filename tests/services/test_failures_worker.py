@@ -14,6 +14,7 @@ from runtime.end_reasons import EndReason
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard
 from tests.services_support import wait_until
+from tests.shim_support import is_running
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers run their attempts on Linux")
 
@@ -87,14 +88,6 @@ def test_worker_killed_after_commit_before_settling_its_task_does_not_run_again(
     yard.check()
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether a process has ended; a zombie has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 @pytest.mark.parametrize("first", ["slow", "fast"])
 @pytest.mark.daily(1)
 def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, first: str) -> None:
@@ -111,7 +104,7 @@ def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, fi
     yard.open_gate("twice")
     if first == "slow":
         # The worker shall find its attempt ended when it continues, rather than lose its lease while the attempt runs.
-        yard.wait_for(lambda: has_ended(one.pid), "the end of the first attempt")
+        yard.wait_for(lambda: not is_running(one.pid), "the end of the first attempt")
         slow.send(signal.SIGCONT)
     [record] = yard.wait_recorded()
     for worker in (slow, fast):
@@ -181,7 +174,7 @@ def test_daemon_of_a_killed_worker_is_gone_before_its_task_runs_again(yard: Yard
 
     assert record.value == "the daemon was gone"
     assert not (yard.folder / "overlap").exists()
-    assert has_ended(daemon)
+    assert not is_running(daemon)
     yard.check()
 
 
@@ -198,7 +191,7 @@ def test_guardian_killed_mid_attempt_its_task_runs_again_on_the_same_worker(yard
 
     assert first.worker == second.worker == worker.pid
     assert record.token == second.token
-    assert has_ended(first.pid)
+    assert not is_running(first.pid)
     yard.check()
 
 

@@ -28,6 +28,7 @@ from runtime.worker.attempts.model import AttemptEnd, AttemptOrder, ChildPoolSet
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.work_trees import WorkTrees
 from tests.services_support import PATIENCE_S
+from tests.shim_support import is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
@@ -42,11 +43,6 @@ def wait_until(done: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
         assert time.monotonic() < give_up, "waited in vain"
         time.sleep(0.005)
     return value
-
-
-def is_alive(pid: int) -> bool:
-    table = processes.read_table()
-    return pid in table and not table[pid].dead
 
 
 class Bench:
@@ -78,7 +74,7 @@ class Bench:
         """Close the pool, and check that it leaves no process and no descriptor."""
         pids = self.pids()
         self.pool.close()
-        assert not [pid for pid in pids if is_alive(pid)]
+        assert not [pid for pid in pids if is_running(pid)]
         assert not self.selector.get_map()
         self.selector.close()
 
@@ -689,7 +685,7 @@ def test_stop_of_unknown_token_is_passed_over(used: Bench) -> None:
 def test_plain_child_is_gone_after_the_attempt(used: Bench) -> None:
     ended = used.run("start_child", used.path("pid"))
     assert ended.reason is EndReason.SUCCEEDED
-    assert not is_alive(int(Path(used.path("pid")).read_text()))
+    assert not is_running(int(Path(used.path("pid")).read_text()))
     assert b"ended 1 process that the attempt had left running" in ended.log
 
 
@@ -699,7 +695,7 @@ def test_plain_child_is_gone_after_the_attempt(used: Bench) -> None:
 def test_daemon_is_gone_after_the_attempt(used: Bench, scrub: bool, then: str) -> None:
     ended = used.run("start_daemon", used.path("pid"), scrub, then)
     assert (ended.reason is EndReason.SUCCEEDED) == (then == "return"), ended
-    assert not is_alive(int(Path(used.path("pid")).read_text()))
+    assert not is_running(int(Path(used.path("pid")).read_text()))
 
 
 def test_daemon_is_gone_after_kill(used: Bench) -> None:
@@ -707,13 +703,13 @@ def test_daemon_is_gone_after_kill(used: Bench) -> None:
     used.step_until(Path(used.path("pid")).exists)
     used.pool.kill(order.token, EndReason.CANCELLED)
     used.wait(order)
-    assert not is_alive(int(Path(used.path("pid")).read_text()))
+    assert not is_running(int(Path(used.path("pid")).read_text()))
 
 
 def test_daemon_of_command_is_gone_after_it(used: Bench) -> None:
     ended = used.run(["sh", "-c", f"setsid sleep 300 & echo $! > {used.path('pid')}; exec true"])
     assert ended.reason is EndReason.SUCCEEDED
-    assert not is_alive(int(Path(used.path("pid")).read_text()))
+    assert not is_running(int(Path(used.path("pid")).read_text()))
 
 
 def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> None:
@@ -723,8 +719,8 @@ def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> Non
     bench.step_until(Path(bench.path("pid")).exists)
     assert bench.run("crash").reason is EndReason.APP_FAILED
     assert bench.run("start_daemon", bench.path("other"), True, "crash").reason is EndReason.APP_FAILED
-    assert is_alive(int(Path(bench.path("pid")).read_text()))
-    assert not is_alive(int(Path(bench.path("other")).read_text()))
+    assert is_running(int(Path(bench.path("pid")).read_text()))
+    assert not is_running(int(Path(bench.path("other")).read_text()))
 
 
 def test_forked_copy_that_returns_reports_nothing(used: Bench) -> None:
@@ -1113,7 +1109,7 @@ def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
         running.token: (EndReason.PREEMPTED, False),
         waiting.token: (EndReason.PREEMPTED, True),
     }
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_running(int(Path(bench.path("pid")).read_text()))
     assert bench.pool.close() == []
 
 
@@ -1151,8 +1147,8 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
     os.kill(old[0], signal.SIGKILL)
     lost, done = bench.wait(running, waiting)
     assert (lost.reason, done.reason) == (EndReason.LOST, EndReason.SUCCEEDED)
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
-    assert not [pid for pid in old if is_alive(pid)]
+    assert not is_running(int(Path(bench.path("pid")).read_text()))
+    assert not [pid for pid in old if is_running(pid)]
 
 
 @pytest.fixture
@@ -1201,7 +1197,7 @@ def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_wait
     ended = bench.wait(killer, beside, waiting)
 
     assert [one.reason for one in ended] == [EndReason.LOST, EndReason.LOST, EndReason.SUCCEEDED]
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_running(int(Path(bench.path("pid")).read_text()))
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1274,7 +1270,7 @@ def test_attempt_of_a_stopped_guardian_is_lost_with_its_daemon_and_the_rest_goes
 
     assert (lost.reason, lost.message) == (EndReason.LOST, STOPPED)
     assert done.reason is EndReason.SUCCEEDED
-    assert not [pid for pid in [*old, int(Path(bench.path("pid")).read_text())] if is_alive(pid)]
+    assert not [pid for pid in [*old, int(Path(bench.path("pid")).read_text())] if is_running(pid)]
 
 
 def test_guardian_that_is_silent_is_ended_though_nothing_shows_it_as_stopped(
@@ -1338,7 +1334,7 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     pids = bench.pids()
     os.kill(pids[0], signal.SIGSTOP)
     bench.pool.close()
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert not [pid for pid in pids if is_running(pid)]
 
 
 # children that hang
@@ -1351,7 +1347,7 @@ def test_order_for_a_child_that_was_stopped_while_it_waited_runs_in_another(benc
     os.kill(stopped, signal.SIGSTOP)
 
     assert bench.run("own_pid").value != str(stopped)
-    assert not is_alive(stopped)
+    assert not is_running(stopped)
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1377,7 +1373,7 @@ def test_child_that_was_stopped_while_idle_is_let_go_and_its_slot_goes_on(make: 
     os.kill(stopped, signal.SIGSTOP)
     bench.grow_idle()
 
-    bench.step_until(lambda: not is_alive(stopped))
+    bench.step_until(lambda: not is_running(stopped))
     bench.pool.slots[1].send([again := bench.order("nothing")])
 
     assert bench.wait(again)[0].reason is EndReason.SUCCEEDED
@@ -1515,7 +1511,7 @@ def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(
     tmp_path: Path, stopped: bool, mode: str
 ) -> None:
     worker, pids, started = start_worker(tmp_path, mode)
-    assert all(is_alive(pid) for pid in [*pids, *started])
+    assert all(is_running(pid) for pid in [*pids, *started])
     if stopped:
         os.kill(pids[0], signal.SIGSTOP)
     with (tmp_path / "lock").open() as lock:
@@ -1523,10 +1519,10 @@ def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         worker.kill()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        left = [pid for pid in [*pids[1:], *started] if is_alive(pid)]
+        left = [pid for pid in [*pids[1:], *started] if is_running(pid)]
     worker.communicate()
     assert left == []
-    wait_until(lambda: not is_alive(pids[0]))
+    wait_until(lambda: not is_running(pids[0]))
 
 
 @pytest.mark.parametrize("mode", ["copied", "copied, old kernel"])
@@ -1537,10 +1533,10 @@ def test_death_of_the_worker_is_noticed_though_a_copy_of_its_process_holds_the_s
     worker, pids, started = start_worker(tmp_path, mode)
     copy = int((tmp_path / "copy").read_text())
     try:
-        assert all(is_alive(pid) for pid in [copy, *pids, *started])
+        assert all(is_running(pid) for pid in [copy, *pids, *started])
         worker.kill()
-        wait_until(lambda: not any(is_alive(pid) for pid in [*pids, *started]))
-        assert is_alive(copy)
+        wait_until(lambda: not any(is_running(pid) for pid in [*pids, *started]))
+        assert is_running(copy)
     finally:
         os.kill(copy, signal.SIGKILL)
     worker.communicate()
@@ -1555,7 +1551,7 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     assert sorted(ended) == [[f"{_PREFIX}{slot}", "lost"] for slot in range(3)]
     # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
     sought = started if "adopt" in mode else started[1:]
-    assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
+    assert [pid for pid in [*pids[1:], *sought] if is_running(pid)] == []
     assert [
         process.pid for process in processes.read_table().values() if process.ppid == worker.pid and process.dead
     ] == []
@@ -1569,7 +1565,7 @@ def test_death_of_the_guardian_ends_its_children_though_the_worker_is_stopped(tm
     worker, pids, started = start_worker(tmp_path)
     worker.send_signal(signal.SIGSTOP)
     os.kill(pids[0], signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(pid) for pid in pids[1:]))
+    wait_until(lambda: not any(is_running(pid) for pid in pids[1:]))
     worker.kill()
     worker.communicate()
     processes.send_signal(started, signal.SIGKILL)

@@ -24,6 +24,7 @@ from runtime.tasks.calls import CALL_REQUEST
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState, WorkflowEntry
 from runtime.testing import sample_task
 from tests.services_support import wait_until
+from tests.shim_support import is_running
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, start_command
 
 __all__ = ["bench"]
@@ -457,13 +458,6 @@ echo $$ > "$RECORD.new"
 mv "$RECORD.new" "$RECORD"
 exec sleep 1000
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from runtime.tasks.notification_sinks import TaskSink
 from runtime.worker import notifying
 from runtime.worker.notification_queue import AT_ONCE, TO_ONE
 from tests.services_support import wait_until
+from tests.shim_support import is_running
 from tests.unit.shim.test_shim_notify import SECRET, Receiver
 from tests.unit.worker.test_worker_records_elsewhere import WORKER
 from tests.unit.worker.worker_bench import EXPERIMENT, ROOT, Bench, ago, bench, start_command, stored
@@ -295,9 +296,7 @@ def test_worker_that_leaves_ends_a_command_that_hangs(
         assert wait_until(mark.exists)
 
     pid = int(mark.read_text())
-    assert wait_until(
-        lambda: not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text()
-    )
+    assert wait_until(lambda: not is_running(pid))
     assert len(left(bench.records)) == 1
 
 
