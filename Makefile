@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-services soak check lint types fast services goldens bench lock clean
+.PHONY: help quickstart test test-services soak check lint types fast services service-packages goldens bench lock clean
 
 # Further arguments for the target's command, as in `make test ARGS='-k lease'`.
 ARGS ?=
@@ -42,12 +42,15 @@ types: .venv/.ready
 fast: .venv/.compiled
 	$(PY) -m pytest -q -n 4 -m 'not service and not slow and not nightly' $(wildcard tests/unit tests/conformance tests/infra tests/services/test_failure*.py) $(ARGS)
 
-services: .venv-lock/.ready ## install the real components the service tests need (Debian, Ubuntu)
+services: service-packages ## install the real components the service tests need (Debian, Ubuntu)
+	@scripts/kubernetes install
+	@scripts/kubernetes build
+
+# All of them but Kubernetes, whose build takes minutes.
+service-packages: .venv-lock/.ready
 	@scripts/services
 	@scripts/image-tools
 	@scripts/slurm install
-	@scripts/kubernetes install
-	@scripts/kubernetes build
 
 goldens: .venv/.ready ## rewrite the golden files; review the diff
 	$(PY) -m pytest -q -m golden --update-goldens $(ARGS)

@@ -97,7 +97,7 @@ def workflow(
     return register if function is None else register(function)
 
 
-def load(entry: Entry, *, project: Project | None = None, started_in: Path | None = None) -> Callable[[], object]:
+def load(entry: Entry, *, project: Project | None = None, started_in: str | None = None) -> Callable[[], object]:
     """The entry as a call, its arguments parsed and checked; calling it runs the work.
 
     Raises `RequestRefused` for problems that no retry solves: `UnknownName`, `UnknownModule`, `BadArguments`. Exceptions
@@ -125,7 +125,7 @@ def load(entry: Entry, *, project: Project | None = None, started_in: Path | Non
             raise TypeError("a command is executed, not called")
 
 
-def prepare_process(project: Project, started_in: Path | None = None) -> None:
+def prepare_process(project: Project, started_in: str | None = None) -> None:
     """Make the working directory importable, load `env_files`, and call `workflow_setup`; once in a process."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
@@ -253,12 +253,12 @@ def _read_project(folder: Path) -> Project:
     return load_project(folder)
 
 
-def _load_env_file(name: str, project: Project, started_in: Path | None) -> None:
+def _load_env_file(name: str, project: Project, started_in: str | None) -> None:
     from dotenv import load_dotenv
 
     path = project.root / name
     if started_in is not None and not path.is_file():
-        path = _read_project(started_in).root / name
+        path = _read_project(Path(started_in)).root / name
     found = read_file(str(path))
     if found is None:
         raise RequestRefused(

@@ -300,7 +300,7 @@ class ChildServer:
             if execution.is_asked_to_stop():
                 raise AttemptStopped("stopped before it began")
             if "workflow" in body:
-                returned = _call_workflow(execution, body, self.environment)
+                returned = _call_workflow(execution, body, self.environment.started_in)
             else:
                 returned = self._call_function(body)
             if not self._reuse or _left_threads():
@@ -334,8 +334,8 @@ class ChildServer:
         from runtime.worker.attempts import interpreter_call
 
         folder = execution.make_scratch()
-        started_in = self.environment.cwd if self.environment.code_dir else None
-        call = interpreter_call.InterpreterCall(self.environment.python, f"{folder}/.runtime-call", body, started_in)
+        python, started_in = self.environment.python, self.environment.started_in
+        call = interpreter_call.InterpreterCall(python, f"{folder}/.runtime-call", body, started_in)
         call.write()
         try:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")
@@ -385,9 +385,7 @@ class ChildServer:
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
-def _call_workflow(execution: Execution, body: dict[str, Any], environment: ProcessEnvironment) -> object:
-    from pathlib import Path
-
+def _call_workflow(execution: Execution, body: dict[str, Any], started_in: str | None) -> object:
     from runtime.errors import RequestRefused
     from runtime.tasks.model import WorkflowEntry
     from runtime.tasks.workflows import load
@@ -397,7 +395,7 @@ def _call_workflow(execution: Execution, body: dict[str, Any], environment: Proc
     sys.argv = [body["workflow"], *(body.get("args") or ())]
     try:
         entry = WorkflowEntry(body["project"], body["workflow"], tuple(body.get("args") or ()))
-        call = load(entry, started_in=Path(environment.cwd) if environment.code_dir else None)
+        call = load(entry, started_in=started_in)
     except RequestRefused as refusal:
         entries.print_error(refusal.render())
         raise AttemptFailed("config_invalid", "; ".join((refusal.message, *refusal.facts))) from None

@@ -118,6 +118,7 @@ class ProcessEnvironment:
         self.fenced = False
         """Whether this process has put up a fence, which cannot be taken down; no other attempt may run behind it."""
         self.cwd = os.getcwd()
+        """The folder that the worker was started in."""
         self._umask = os.umask(0o022)
         os.umask(self._umask)
         self._path = list(sys.path)
@@ -188,6 +189,11 @@ class ProcessEnvironment:
                 for each in first:
                     self._drop_shadowed(each)
         self._enter(cwd, code_dir)
+
+    @property
+    def started_in(self) -> str | None:
+        """The worker's folder, for files that are in no snapshot; None for an attempt without one, which runs there."""
+        return self.cwd if self.code_dir else None
 
     def _enter(self, cwd: str, code_dir: str) -> None:
         folder = cwd or code_dir or self.cwd

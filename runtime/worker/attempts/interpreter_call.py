@@ -164,7 +164,6 @@ class NotLoaded(Exception):
 def call_workflow(project: str, workflow: str, args: list[str], started_in: str | None) -> Any:
     """Call a workflow, and return its value as far as JSON holds it. `started_in` is that of `load`."""
     import sys
-    from pathlib import Path
 
     from runtime.errors import RequestRefused
     from runtime.tasks.model import WorkflowEntry
@@ -173,7 +172,7 @@ def call_workflow(project: str, workflow: str, args: list[str], started_in: str 
     sys.argv = [workflow, *args]
     try:
         entry = WorkflowEntry(project, workflow, tuple(args))
-        call = load(entry, started_in=Path(started_in) if started_in else None)
+        call = load(entry, started_in=started_in)
     except RequestRefused as refusal:
         entries.print_error(refusal.render())
         raise NotLoaded("; ".join((refusal.message, *refusal.facts))) from None

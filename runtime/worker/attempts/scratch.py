@@ -171,7 +171,10 @@ def _remove_root(path: str) -> bool:
                 remove_tree(entry.path)
         return False
     remove_tree(path)
-    _unlink(f"{path}.lock")
+    try:
+        os.unlink(f"{path}.lock")
+    except OSError:
+        pass
     return True
 
 
@@ -252,10 +255,3 @@ def _entries(path: str) -> Iterator[os.DirEntry[str]]:
             yield from list(entries)
     except OSError:
         return
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
