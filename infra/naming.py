@@ -24,6 +24,9 @@ OWN_LABELS: Final = (MANAGED_BY, STACK_LABEL)
 CLUSTER_LIMIT: Final = 35
 """Ray names a machine `ray-CLUSTER-worker-<8 hex digits>-compute`, and Google takes 63 characters."""
 
+NODE_ROLES: Final = {"head": "research_runtime_head", "reaper": "research_runtime_reaper"}
+"""Kind → id of the custom role that a pipeline's stack makes for all Ray clusters of the project."""
+
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")

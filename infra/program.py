@@ -10,18 +10,18 @@ import pulumi
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
-from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
+from infra.components.identity import MACHINE_ROLES, Identity, IdentityArgs, member_label
 from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
-from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
+from infra.components.ray_head import NodeRoles, NodeRolesArgs, RayHead, RayHeadArgs, SecretVariable
 from infra.components.records import Records, RecordsArgs, name_bucket
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.components.shared import Key, StackSite, as_member
 from infra.components.workspace import Workspace, WorkspaceArgs
-from infra.naming import Names, labels
+from infra.naming import NODE_ROLES, Names, labels
 from infra.settings.model import KubernetesAccess, Role, StackSettings
 
 Members = dict[str, pulumi.Input[str]]
@@ -131,7 +131,8 @@ class _GoogleParts:
                 site=self.site,
                 roles=find_roles(settings),
                 access=access,
-                has_heads=bool(settings.heads),
+                project_grants=settings.makes_project_grants,
+                has_heads=bool(settings.heads) or (settings.ci is not None and "heads" in settings.ci.deploys),
                 apis=self.apis,
             ),
             self.opts,
@@ -141,12 +142,12 @@ class _GoogleParts:
         everyone = operators | researchers
         network = self._network()
         ci = self._ci()
-        deployer: Members = {"deployer": ci.deployer_member} if ci is not None else {}
+        deployer: Members = {"deployer": f"serviceAccount:{settings.deployer}"} if settings.deployer else {}
         registries = self._registries(identity, everyone, deployer)
         secrets = self._secrets(identity, operators)
         heads = self._heads(network, registries, secrets, identity, operators, researchers)
         nodes: Members = {f"{name}-node": as_member(head.node_email) for name, head in heads.items()}
-        workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
+        workers = nodes | self._workers(identity)
         submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
         queues = {
             name: Queue(
@@ -181,6 +182,11 @@ class _GoogleParts:
             workspaces=workspaces,
         )
 
+    def _workers(self, identity: Identity) -> Members:
+        """Return the account `worker`, if the stack has queues, and the programs that have its rights."""
+        accounts: Members = {each.value: identity.members[each] for each in (Role.WORKER,) if each in identity.members}
+        return accounts | {member_label(member): member for member in self.settings.access.workers}
+
     def _records(self, users: Members, publishers: Members) -> Records | None:
         settings = self.settings.records
         if settings is None:
@@ -197,20 +203,23 @@ class _GoogleParts:
     def _ci(self) -> CiIdentity | None:
         if self.settings.ci is None:
             return None
-        return CiIdentity(
-            "ci",
-            CiIdentityArgs(
-                site=self.site,
-                settings=self.settings.ci,
-                services=find_services(self.settings),
-                grantable=_grantable(self.settings, self.site.names),
-                apis=self.apis,
-            ),
-            self.opts,
-        )
+        grantable = list(MACHINE_ROLES.values())
+        if "heads" in self.settings.ci.deploys:
+            self._node_roles()
+            grantable += project_node_roles(self.site.project).values()
+        args = CiIdentityArgs(site=self.site, settings=self.settings.ci, grantable=grantable, apis=self.apis)
+        return CiIdentity("ci", args, self.opts)
+
+    def _node_roles(self) -> Mapping[str, pulumi.Input[str]]:
+        """Return the names of the roles for Ray's nodes: of those that the pipeline's stack made, or of the stack's own."""
+        if self.settings.deployer is not None:
+            return project_node_roles(self.site.project)
+        ids = NODE_ROLES if self.settings.ci is not None else {kind: self.site.names.role(kind) for kind in NODE_ROLES}
+        operators: Members = {member_label(member): member for member in self.settings.access.operators}
+        args = NodeRolesArgs(site=self.site, ids=ids, operators=operators, apis=self.apis)
+        return NodeRoles("nodes", args, self.opts).names
 
     def _registries(self, identity: Identity, people: Members, deployer: Members) -> dict[str, Registry]:
-        worker = identity.members.get(Role.WORKER)
         return {
             name: Registry(
                 f"{name}-registry",
@@ -219,7 +228,7 @@ class _GoogleParts:
                     registry=name,
                     settings=registry,
                     readers=people,
-                    guests={"worker": worker} if worker is not None else {},
+                    guests=self._workers(identity),
                     writers={"pusher": identity.members[Role.PUSHER]} | deployer,
                     apis=self.apis,
                 ),
@@ -237,7 +246,8 @@ class _GoogleParts:
                     secret=name,
                     settings=secret,
                     # A head grants its own nodes the secrets that its `environment` names.
-                    readers={role.value: identity.members[role] for role in secret.readers if role in identity.members},
+                    readers={role.value: identity.members[role] for role in secret.readers if role in identity.members}
+                    | (self._workers(identity) if Role.WORKER in secret.readers else {}),
                     keepers=operators,
                     apis=self.apis,
                 ),
@@ -259,6 +269,7 @@ class _GoogleParts:
             return {}
         assert network is not None  # `parse_settings` requires it, and the zone
         assert self.settings.zone is not None
+        node_roles = self._node_roles()
         kept = self.settings.records
         # By name and not by the bucket, whose grants wait for the accounts of the heads.
         records = None if kept is None else f"gs://{name_bucket(kept, self.site.names)}"
@@ -277,6 +288,7 @@ class _GoogleParts:
                     network=network.network,
                     subnet=network.subnet,
                     cidr=network.cidr,
+                    node_roles=node_roles,
                     firewalls=self.settings.host_project is None,
                     environment={
                         secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)
@@ -330,7 +342,7 @@ def find_services(settings: StackSettings) -> list[str]:
         "cloudresourcemanager": True,
         "serviceusage": True,
         "pubsub": bool(settings.queues),
-        "storage": settings.records is not None,
+        "storage": settings.records is not None or bool(settings.ci and settings.ci.state_bucket),
         "artifactregistry": bool(settings.registries),
         "secretmanager": bool(settings.secrets),
         "compute": settings.network is not None or bool(settings.heads),
@@ -339,7 +351,8 @@ def find_services(settings: StackSettings) -> list[str]:
         "iap": bool(settings.heads),
         "oslogin": bool(settings.heads),
         "monitoring": settings.alerts is not None or bool(settings.heads),
-        "cloudkms": settings.grants_key,
+        "cloudkms": settings.grants_key or bool(settings.ci and settings.ci.state_key),
+        "cloudbilling": bool(settings.ci and settings.ci.billing_account),
         "billingbudgets": settings.alerts is not None and settings.alerts.budget is not None,
         "iamcredentials": settings.ci is not None,
         "sts": settings.ci is not None,
@@ -358,7 +371,6 @@ def find_roles(settings: StackSettings) -> list[Role]:
     return [role for role, needed in wanted.items() if needed]
 
 
-def _grantable(settings: StackSettings, names: Names) -> list[str]:
-    """Return the roles that the stack grants in its project, without the roles of its pipeline."""
-    heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
-    return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]
+def project_node_roles(project: str) -> dict[str, str]:
+    """Return the roles for Ray's nodes that the stack of a project's pipeline makes: kind → `projects/P/roles/ID`."""
+    return {kind: f"projects/{project}/roles/{role}" for kind, role in NODE_ROLES.items()}

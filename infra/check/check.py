@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pulumi
 
+from infra.check.deployer import find_missing_rights, makes_account
 from infra.check.kms_setup import list_key_needs
 from infra.check.ranges import StackSubnet, find_place, find_range_notes, find_range_problems
 from infra.check.recording import (
@@ -78,10 +79,11 @@ class Report:
     findings: tuple[CheckFinding, ...]
     recording: Recording | None
     """None for wrong settings, with which the program does not run."""
+    settings: StackSettings | None = None
     costs: tuple[Cost, ...] = ()
     grants: tuple[Grant, ...] = ()
     left_grants: tuple[Grant, ...] = ()
-    """Grants that people need in the project and another stack makes, by `access.project_grants`."""
+    """Grants that people need in the project and another stack makes."""
     left_to_host: tuple[str, ...] = ()
     """Commands for the owner of a network in another project."""
     left_to_key_owner: tuple[str, ...] = ()
@@ -153,6 +155,7 @@ def report_on(recording: Recording, settings: StackSettings | None = None) -> Re
         stack=recording.stack,
         findings=tuple(findings),
         recording=recording,
+        settings=settings,
         costs=(*find_costs(recording), *_pool_costs(recording, settings)),
         place=find_place(settings) if settings is not None else None,
         grants=find_grants(recording),
@@ -267,7 +270,7 @@ def find_grants(recording: Recording) -> tuple[Grant, ...]:
 def _left_grants(settings: StackSettings) -> Iterator[Grant]:
     from infra.components.identity import find_people_grants
 
-    if settings.access.project_grants or not settings.uses_google:
+    if settings.makes_project_grants or not settings.uses_google:
         return
     for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
         yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
@@ -444,7 +447,23 @@ def find_collisions(reports: Sequence[Report]) -> list[CheckFinding]:
         if len(stacks) > 1
     ]
     ranges = find_range_problems(_places(reports))
-    return [*twins, *(CheckFinding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)]
+    apart = (CheckFinding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)
+    return [*twins, *apart, *_missing_rights(reports)]
+
+
+def _missing_rights(reports: Sequence[Report]) -> Iterator[CheckFinding]:
+    """Find what the pipeline of a stack may not make there."""
+    pipelines = [each for each in reports if each.settings is not None and each.settings.ci is not None]
+    for report in reports:
+        settings, recording = report.settings, report.recording
+        if settings is None or settings.deployer is None or recording is None:
+            continue
+        for pipeline in pipelines:
+            if pipeline.recording is None or not makes_account(pipeline.recording, settings.deployer):
+                continue
+            deploys = pipeline.settings.ci.deploys if pipeline.settings and pipeline.settings.ci else ()
+            for where, message, hint in find_missing_rights(recording, settings, pipeline.recording, deploys):
+                yield CheckFinding("stacks", "deployer", f"{report.stack}: {where}", message, hint)
 
 
 def _places(reports: Sequence[Report]) -> list[StackSubnet]:
@@ -524,6 +543,8 @@ def _referred_to(report: Report) -> set[str]:
     found: set[str] = set()
     if report.recording is None:
         return found
+    if report.settings is not None and report.settings.deployer is not None:
+        found.add(f"projects/{report.settings.project}/serviceAccounts/{report.settings.deployer}")
     contract = report.contract or {}
     named = [secret.get("resource") for secret in contract.get("secrets", {}).values()]
     named.append(contract.get("network", {}).get("subnet"))

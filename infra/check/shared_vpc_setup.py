@@ -36,8 +36,8 @@ def list_host_needs(settings: StackSettings) -> list[str]:
 def _makers(settings: StackSettings) -> list[str]:
     """List those who run `up`, and so put the heads into the subnet."""
     emails = [settings.impersonate] if settings.impersonate else []
-    if settings.ci is not None:
-        emails.append(Names(stack=settings.stack, project=settings.project).account_email("deployer"))
+    if settings.deployer is not None:
+        emails.append(settings.deployer)
     return [f"serviceAccount:{email}" for email in dict.fromkeys(emails)] or ["user:EMAIL-OF-WHO-RUNS-UP"]
 
 

@@ -37,17 +37,16 @@ LOGIN: Final = "roles/compute.osLogin"
 ADMIN_LOGIN: Final = "roles/compute.osAdminLogin"
 SSH_ONLY: Final = "destination.port == 22"
 
-PROJECT_ROLES: Final = (LOG_WRITER, METRIC_WRITER, MONITORING_VIEWER, LOG_VIEWER, TUNNEL, LOGIN, ADMIN_LOGIN)
-"""All that this component grants in a project."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityArgs:
     site: StackSite
     roles: Sequence[Role]
     access: AccessSettings = AccessSettings()
+    project_grants: bool = True
+    """Whether to make people's grants on the whole project."""
     has_heads: bool = False
-    """Whether there are machines that people log in to."""
+    """Whether the project has machines that people log in to."""
     apis: Apis | None = None
 
 
@@ -75,7 +74,7 @@ class Identity(Part):
         }
         self.emails = {role: account.email for role, account in accounts.items()}
         self.members = {role: as_member(each.email) for role, each in accounts.items()}
-        people = find_people_grants(args.access, has_heads=args.has_heads) if args.access.project_grants else ()
+        people = find_people_grants(args.access, has_heads=args.has_heads) if args.project_grants else ()
         for grant in (*self._machine_grants(), *people):
             self._project_grant(f"{name}-{grant.label}", grant.role, grant.member, condition=grant.condition)
         self.register_outputs(

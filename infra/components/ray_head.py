@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pulumi
-from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
+from pulumi_gcp import artifactregistry, compute, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite, as_member
@@ -80,6 +80,39 @@ class SecretVariable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRolesArgs:
+    site: StackSite
+    ids: Mapping[str, str]
+    """Of the roles `head` and `reaper`; unique in the project."""
+    operators: Members = field(default_factory=dict)
+    """Label → person who lists, adds and removes nodes."""
+    apis: Apis | None = None
+
+
+class NodeRoles(Part):
+    """The custom roles in the project of those who handle TPU nodes."""
+
+    names: Mapping[str, pulumi.Output[str]]
+    """`projects/P/roles/ID` of the roles `head` and `reaper`."""
+
+    def __init__(self, name: str, args: NodeRolesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("runtime:ray:NodeRoles", name, args.site, args.apis, opts)
+        wanted = {
+            "head": ("Makes and removes TPU nodes", HEAD_PERMISSIONS),
+            "reaper": ("Lists, adds and removes TPU nodes", REAPER_PERMISSIONS),
+        }
+        self.names = {
+            kind: self._custom_role(
+                f"{name}-{kind}", args.ids[kind], title, f"{title} of Ray clusters. Made by Pulumi.", permissions
+            ).name
+            for kind, (title, permissions) in wanted.items()
+        }
+        for label, member in args.operators.items():
+            self._project_grant(f"{name}-{label}-reaper", self.names["reaper"], member, "iam")
+        self._register()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RayHeadArgs:
     site: StackSite
     zone: str
@@ -89,6 +122,8 @@ class RayHeadArgs:
     network: pulumi.Input[str]
     subnet: pulumi.Input[str]
     cidr: pulumi.Input[str]
+    node_roles: Mapping[str, pulumi.Input[str]]
+    """`projects/P/roles/ID` of the roles `head` and `reaper`, as `NodeRoles` makes them."""
     firewalls: bool = True
     """False for a network of another project: Google lets nobody else make its firewall rules."""
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
@@ -98,7 +133,7 @@ class RayHeadArgs:
     reapers: Members = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Members = field(default_factory=dict)
-    """Label → member with the rights of `reapers`; they may also log in to the head, and add nodes with the nodes' identity."""
+    """Label → member that logs in to the head, and adds nodes with the nodes' identity."""
     users: Members = field(default_factory=dict)
     """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
     members have all rights of the head."""
@@ -172,15 +207,10 @@ class RayHead(Part):
             join_existing=None,
         )
 
-    def _node_role(self, role: str, title: str, permissions: Sequence[str]) -> projects.IAMCustomRole:
-        description = f"{title}. Made by Pulumi for stack {self._site.names.stack}."
-        return self._custom_role(f"{self._name}-{role}", f"{self._args.head}-{role}", title, description, permissions)
-
     def _head_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> list[pulumi.Resource]:
-        role = self._node_role("head", f"Makes and removes TPU nodes of {self.cluster_name}", HEAD_PERMISSIONS)
-        member = as_member(head.email)
+        role, member = self._args.node_roles["head"], as_member(head.email)
         return [
-            self._project_grant(f"{self._name}-head-tpus", role.name, member, "iam", "tpu"),
+            self._project_grant(f"{self._name}-head-tpus", role, member, "iam", "tpu"),
             self._may_act_as("head-acts-as-node", node, member),
         ]
 
@@ -218,11 +248,9 @@ class RayHead(Part):
         return [*writers, *images, *secrets]
 
     def _people_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> None:
-        role = self._node_role(
-            "reaper", f"Lists, adds and removes TPU nodes of {self.cluster_name}", REAPER_PERMISSIONS
-        )
-        for label, member in sorted({**self._args.reapers, **self._args.operators}.items()):
-            self._project_grant(f"{self._name}-nodes-{label}", role.name, member, "iam", "tpu")
+        role = self._args.node_roles["reaper"]
+        for label, member in sorted(self._args.reapers.items()):
+            self._project_grant(f"{self._name}-nodes-{label}", role, member, "iam", "tpu")
         for label, member in sorted(self._args.operators.items()):
             # A node runs under the nodes' identity, and a person who logs in to a machine can act as its account.
             self._may_act_as(f"node-user-{label}", node, member)

@@ -97,9 +97,8 @@ class Part(pulumi.ComponentResource):
         )
 
     def _custom_role(
-        self, name: str, role: str, title: str, description: str, permissions: Sequence[str]
+        self, name: str, role_id: str, title: str, description: str, permissions: Sequence[str]
     ) -> projects.IAMCustomRole:
-        role_id = self._site.names.role(role)
         return projects.IAMCustomRole(
             f"{name}-role",
             project=self._site.project,

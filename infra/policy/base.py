@@ -25,20 +25,20 @@ class StackBounds:
     """The only project to make things in; None: any."""
     lenders: frozenset[str] = frozenset()
     """Projects whose repositories and secrets the stack grants to its own accounts."""
-    people: frozenset[str] | None = None
+    members: frozenset[str] | None = None
     """Members outside of the stack that may be granted a role; None: every named group, person and domain."""
+    deployer: str | None = None
+    """The account of the pipeline that deploys the stack, as a member."""
     cidrs: frozenset[str] | None = None
     """Ranges that a firewall may let in besides Google's proxy; None: every private one."""
     subjects: frozenset[str] | None = None
     """Subjects of cluster roles, such as `Group:lab`; None: every one that Kubernetes does not reserve."""
-    repository: tuple[int, int] | None = None
-    """Ids of the repository and its owner that may federate; None: any."""
+    repositories: frozenset[tuple[int, int]] | None = None
+    """Ids of the repositories and their owners that may federate; None: any."""
     keys: frozenset[str] | None = None
     """Keys that the stack encrypts with: none or one; None: any."""
     image_projects: frozenset[str] | None = None
     """Projects whose images a machine may start from; None: all."""
-    pool: str | None = None
-    """Identity pool of another stack that this one federates with."""
 
 
 UNBOUNDED: Final = StackBounds()
@@ -118,6 +118,7 @@ SCHEDULED_DISK: Final = "gcp:compute/diskResourcePolicyAttachment:DiskResourcePo
 SUBNET: Final = "gcp:compute/subnetwork:Subnetwork"
 BUCKET: Final = "gcp:storage/bucket:Bucket"
 KEY_GRANT: Final = "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember"
+BILLING_GRANT: Final = "gcp:billing/accountIamMember:AccountIamMember"
 BUCKET_GRANT: Final = "gcp:storage/bucketIAMMember:BucketIAMMember"
 REPOSITORY_GRANT: Final = "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember"
 SECRET_GRANT: Final = "gcp:secretmanager/secretIamMember:SecretIamMember"
@@ -125,6 +126,7 @@ ACCOUNT: Final = "gcp:serviceaccount/account:Account"
 ACCOUNT_GRANT: Final = "gcp:serviceaccount/iAMMember:IAMMember"
 IDENTITY_POOL: Final = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
 IDENTITY_PROVIDER: Final = "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider"
+PIPELINE: Final = "runtime:identity:CiIdentity"
 PROVIDER_PREFIX: Final = "pulumi:providers:"
 SERVICE: Final = "gcp:projects/service:Service"
 SERVICE_IDENTITY: Final = "gcp:projects/serviceIdentity:ServiceIdentity"

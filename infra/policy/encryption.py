@@ -12,6 +12,7 @@ from infra.policy.base import (
     BUCKET,
     INSTANCE,
     KEY_GRANT,
+    PIPELINE,
     REPOSITORY,
     SECRET,
     SERVICE_IDENTITY,
@@ -41,7 +42,8 @@ def find_foreign_keys(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
             continue
         member = each.inputs.get("member")
         is_agent = isinstance(member, UnknownValue) or AGENT.fullmatch(str(member))
-        if not (is_agent and graph.behind(each, "member", SERVICE_IDENTITY)):
+        is_pipeline = (parent := graph.parent(each)) is not None and parent.type == PIPELINE
+        if not is_pipeline and not (is_agent and graph.behind(each, "member", SERVICE_IDENTITY)):
             yield each, f"lets `{member}` decrypt with the key", "only Google's agents use it, for their services"
 
 

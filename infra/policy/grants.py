@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from infra import naming
 from infra.check.recording import UNKNOWN, Registration, UnknownValue
 from infra.policy.base import (
     ACCOUNT,
     ACCOUNT_GRANT,
     ADDRESS,
     AGENT,
+    BILLING_GRANT,
     BUCKET_GRANT,
     CLUSTER_GRANT,
     CLUSTER_ROLE,
@@ -22,6 +24,7 @@ from infra.policy.base import (
     IDENTITY_POOL,
     IDENTITY_PROVIDER,
     KEY_GRANT,
+    PIPELINE,
     PROJECT_GRANT,
     REPOSITORY_GRANT,
     SCHEDULE,
@@ -39,13 +42,13 @@ from infra.policy.base import (
     may_be,
     namespace_of,
 )
-from infra.settings.rules import MEMBER, PUBLIC_DOMAINS
+from infra.settings.rules import PERSON, PUBLIC_DOMAINS
 
 HEAD: Final = "runtime:ray:RayHead"
 
-PEOPLE: Final = "runtime:identity:Identity"
+NODE_ROLES: Final = "runtime:ray:NodeRoles"
 
-PIPELINE: Final = "runtime:identity:CiIdentity"
+PEOPLE: Final = "runtime:identity:Identity"
 
 TYPES: Final = frozenset(
     {
@@ -58,7 +61,7 @@ TYPES: Final = frozenset(
         *(CUSTOM_ROLE, PROJECT_GRANT, "gcp:projects/service:Service", SERVICE_IDENTITY),
         *("gcp:pubsub/subscription:Subscription", SUBSCRIPTION_GRANT, "gcp:pubsub/topic:Topic", TOPIC_GRANT),
         *("gcp:secretmanager/secret:Secret", SECRET_GRANT, ACCOUNT, ACCOUNT_GRANT, REPOSITORY_GRANT),
-        *("gcp:storage/bucket:Bucket", BUCKET_GRANT, KEY_GRANT),
+        *("gcp:storage/bucket:Bucket", BUCKET_GRANT, KEY_GRANT, BILLING_GRANT),
         *("kubernetes:core/v1:LimitRange", "kubernetes:core/v1:Namespace", "kubernetes:core/v1:PersistentVolumeClaim"),
         *("kubernetes:core/v1:ResourceQuota", "kubernetes:core/v1:ServiceAccount", CLUSTER_ROLE, CLUSTER_GRANT),
         "kubernetes:networking.k8s.io/v1:NetworkPolicy",
@@ -86,28 +89,31 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (PIPELINE, "roles/compute.instanceAdmin.v1"): "the deployer makes heads",
     (PIPELINE, "roles/compute.networkAdmin"): "the deployer makes networks",
     (PIPELINE, "roles/compute.securityAdmin"): "the deployer makes firewalls",
-    (PIPELINE, "roles/iam.roleAdmin"): "the deployer makes custom roles, and can change its own",
     (PIPELINE, "roles/iam.serviceAccountAdmin"): "the deployer makes accounts, and can grant the use of any",
     (PIPELINE, "roles/iam.serviceAccountUser"): "the deployer makes heads that run as an account, whichever it is",
     (PIPELINE, "roles/iam.serviceAccountViewer"): "a preview reads accounts",
-    (PIPELINE, "roles/iam.roleViewer"): "a preview reads custom roles",
-    (PIPELINE, "roles/iam.workloadIdentityPoolAdmin"): "the deployer makes its own federation, and can widen it",
-    (PIPELINE, "roles/iam.workloadIdentityPoolViewer"): "a preview reads the federation",
     (PIPELINE, "roles/monitoring.alertPolicyEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.notificationChannelEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.viewer"): "a preview reads alerts",
     (
         PIPELINE,
         "roles/resourcemanager.projectIamAdmin",
-    ): "the deployer grants what heads and people have in this table, and custom roles",
+    ): "the deployer grants what machines have in this table, and the custom roles of Ray clusters",
     (PIPELINE, "roles/serviceusage.serviceUsageAdmin"): "the deployer switches APIs on",
     (PIPELINE, "roles/serviceusage.serviceUsageViewer"): "a preview reads which APIs are on",
     (PIPELINE, "roles/compute.viewer"): "a preview reads networks and heads",
 }
 """(Component, role) → reason to grant it on the project and not on one resource. Other roles are violations."""
 
+PROJECT_NODE_ROLES: Final = frozenset(naming.NODE_ROLES.values())
+"""Ids of the custom roles of a project's pipeline that the heads of its other stacks have."""
+
 ROLES: Final[Mapping[str, Mapping[str, str]]] = {
-    KEY_GRANT: {"roles/cloudkms.cryptoKeyEncrypterDecrypter": "encrypts what the stack keeps, for Google's agents"},
+    KEY_GRANT: {
+        "roles/cloudkms.cryptoKeyEncrypterDecrypter": "encrypts what the stack keeps, for Google's agents, and the state",
+        "roles/cloudkms.cryptoKeyDecrypter": "reads the state, for previews",
+    },
+    BILLING_GRANT: {"roles/billing.costsManager": "makes budgets"},
     TOPIC_GRANT: {"roles/pubsub.publisher": "puts tasks, or dead letters"},
     SUBSCRIPTION_GRANT: {
         "roles/pubsub.subscriber": "takes tasks",
@@ -116,6 +122,7 @@ ROLES: Final[Mapping[str, Mapping[str, str]]] = {
     BUCKET_GRANT: {
         "roles/storage.objectUser": "writes records, except the contract",
         "roles/storage.objectViewer": "reads records and the contract",
+        "roles/storage.objectAdmin": "writes Pulumi's state, for the deployer",
     },
     REPOSITORY_GRANT: {
         "roles/artifactregistry.reader": "pulls images",
@@ -137,7 +144,7 @@ _READ: Final = ("get", "getIamPolicy", "list")
 _MANAGE: Final = ("create", *_READ, "setIamPolicy", "update")
 
 PERMISSIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    HEAD: {
+    NODE_ROLES: {
         "compute.instances": ("get", "getGuestAttributes", "list", "setLabels"),
         "compute.zoneOperations": ("get",),
         "tpu.nodes": ("create", "delete", "get", "list", "update"),
@@ -179,22 +186,22 @@ VERBS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 
 ISSUER: Final = "https://token.actions.githubusercontent.com"
 _PINNED: Final = re.compile(
-    r"assertion\.repository_id == '(?P<repository>[0-9]+)' && assertion\.repository_owner_id == '(?P<owner>[0-9]+)'"
+    r"\(assertion\.repository_id == '(?P<repository>[0-9]+)' && assertion\.repository_owner_id == '(?P<owner>[0-9]+)'"
     r" && assertion\.event_name != 'pull_request_target'"
-    r"(?P<deploys> && assertion\.ref == 'refs/(?:heads|tags)/[^'\\*]+' && assertion\.environment == '[^'\\*]+')?"
+    r"(?P<deploys> && assertion\.ref == 'refs/(?:heads|tags)/[^'\\*]+' && assertion\.environment == '[^'\\*]+')?\)"
 )
-"""The only form of a federation's condition. Names of owners and repositories change hands, so the ids are pinned; whoever
+"""The only form of a federation's condition, for each repository. Names of owners and repositories change hands, so the ids are pinned; whoever
 deploys is pinned to a branch and an environment too."""
 _MAPPING: Final = {"google.subject": ("assertion.sub",), "attribute.role": ("'deploy'", "'preview'")}
 _FEDERATED: Final = re.compile(
-    r"principalSet://iam\.googleapis\.com/(?P<pool>projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+))"
+    r"principalSet://iam\.googleapis\.com/projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+)"
     r"/attribute\.role/(?:deploy|preview)"
 )
 
 _ONLY: Final = (
     r"api\.getAttribute\('iam\.googleapis\.com/modifiedGrantsByRole', \[\]\)\.hasOnly\(\['[^']+'(?:, '[^']+')*\]\)"
 )
-_GRANTS_ONLY: Final = re.compile(rf"{_ONLY}(?: \|\| {_ONLY})*")
+_GRANTS_ONLY: Final = re.compile(_ONLY)
 _CUSTOM: Final = re.compile(r"projects/[^/]+/roles/(?P<id>\w+)")
 
 _CONTRACT: Final = re.compile(
@@ -232,6 +239,8 @@ def find_project_grants(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
         made = [found for urn in graph.behind(each, "role", CUSTOM_ROLE) if (found := graph.get(urn))]
         if made and (isinstance(role, UnknownValue) or _is_custom(role, made)):
             continue
+        if _component(graph, each) == HEAD and str(role).rpartition("/")[2] in PROJECT_NODE_ROLES:
+            continue
         if isinstance(role, UnknownValue):
             yield each, "grants a role on the project that is not known before `up`", "name the role"
         elif (_component(graph, each), role) not in PROJECT_ROLES:
@@ -239,7 +248,7 @@ def find_project_grants(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
             yield each, f"grants `{role}` on the whole project", hint
         elif role == "roles/resourcemanager.projectIamAdmin" and not _limits(graph, each.inputs.get("condition")):
             message = f"grants `{role}` without a condition that lists what its holder may grant"
-            yield each, message, "list roles that heads and people have in `PROJECT_ROLES`"
+            yield each, message, "list roles that heads have in `PROJECT_ROLES`"
 
 
 def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
@@ -266,7 +275,7 @@ def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]
 def find_open_contract(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Whoever writes records cannot write the contract, which commands trust with secrets and images."""
     for each in graph.of_type(BUCKET_GRANT):
-        writes = each.inputs.get("role") != "roles/storage.objectViewer"
+        writes = each.inputs.get("role") != "roles/storage.objectViewer" and _component(graph, each) != PIPELINE
         expression = get(each.inputs.get("condition"), "expression")
         if not writes or isinstance(expression, UnknownValue):
             continue
@@ -298,7 +307,7 @@ def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding
     """Tokens are accepted from one repository, and to deploy from one branch and environment of it."""
     for each in graph.of_type(IDENTITY_PROVIDER):
         condition, mapping = each.inputs.get("attributeCondition"), each.inputs.get("attributeMapping")
-        found = _PINNED.fullmatch(condition) if isinstance(condition, str) else None
+        found = [_PINNED.fullmatch(part) for part in str(condition).split(" || ")]
         others = sorted({"aws", "saml", "x509"} & {key for key, value in each.inputs.items() if value})
         if each.inputs.get("oidc") != {"issuerUri": ISSUER}:
             others.append("oidc")
@@ -312,10 +321,12 @@ def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding
             )
         elif len(mapping) != len(_MAPPING):
             yield each, f"maps other attributes than {', '.join(_MAPPING)}", None
-        elif found is None or (mapping["attribute.role"] == "'deploy'" and not found["deploys"]):
+        elif not all(each and (each["deploys"] or mapping["attribute.role"] != "'deploy'") for each in found):
             hint = "pin the ids of repository and owner; to deploy, branch and environment too"
             yield each, "accepts tokens under another condition than `deploy_condition` and `preview_condition`", hint
-        elif bounds.repository and (int(found["repository"]), int(found["owner"])) != bounds.repository:
+        elif bounds.repositories and not bounds.repositories.issuperset(
+            (int(each["repository"]), int(each["owner"])) for each in found if each
+        ):
             yield each, "accepts tokens of a repository that the stack file does not name", "put its ids under `ci`"
 
 
@@ -361,9 +372,9 @@ def _is_custom(role: Any, made: list[Registration]) -> bool:
 
 
 def _limits(graph: Graph, condition: Any) -> bool:
-    """Whether a condition lists the only roles that may be granted, and none of them grants or deploys."""
+    """Whether a condition lists the only roles that may be granted, and all of them are for machines."""
     expression = str(get(condition, "expression"))
-    harmless = {role for component, role in PROJECT_ROLES if component != PIPELINE}
+    harmless = {role for component, role in PROJECT_ROLES if component == HEAD}
     nodes = [each for each in graph.of_type(CUSTOM_ROLE) if _component(graph, each) != PIPELINE]
     listed = re.findall(r"'((?:roles|projects)/[^']+)'", expression)
     return bool(_GRANTS_ONLY.fullmatch(expression)) and all(
@@ -372,13 +383,13 @@ def _limits(graph: Graph, condition: Any) -> bool:
 
 
 def _is_known(graph: Graph, bounds: StackBounds, member: str) -> bool:
-    if is_own_account(graph, member) or member in (bounds.people or ()):
+    if is_own_account(graph, member) or member in (*(bounds.members or ()), bounds.deployer):
         return True
     if federated := _FEDERATED.fullmatch(member):
         pools = (each.inputs.get("workloadIdentityPoolId") for each in graph.of_type(IDENTITY_POOL))
-        return federated["pool"] == bounds.pool or federated["id"] in pools
-    person = MEMBER.fullmatch(member)
-    return bounds.people is None and person is not None and person["domain"] not in PUBLIC_DOMAINS
+        return federated["id"] in pools
+    person = PERSON.fullmatch(member)
+    return bounds.members is None and person is not None and person["domain"] not in PUBLIC_DOMAINS
 
 
 def _subject(subject: Any) -> str:

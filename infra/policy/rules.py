@@ -90,18 +90,19 @@ def bounds_of(settings: StackSettings) -> StackBounds:
     claims = [claim for namespace in namespaces for claim in namespace.claims.values()]
     lent = [path for each in settings.registries.values() for path in each.existing.values()]
     lent += [each.existing for each in settings.secrets.values() if each.existing]
-    ci = settings.ci
+    repositories = settings.ci.repositories.values() if settings.ci else ()
+    access = settings.access
     return StackBounds(
         protect=settings.protect,
         regions=frozenset(region.lower() for region in regions if region),
         storage_classes=frozenset(claim.storage_class for claim in claims if claim.storage_class),
         project=settings.project,
         lenders=frozenset(path.split("/")[1] for path in lent),
-        people=frozenset((*settings.access.operators, *settings.access.researchers)),
+        members=frozenset((*access.operators, *access.researchers, *access.workers)),
+        deployer=f"serviceAccount:{settings.deployer}" if settings.deployer else None,
         cidrs=frozenset([settings.network.cidr] if settings.network else []),
         subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),
-        repository=(ci.repository_id, ci.owner_id) if ci else None,
-        keys=frozenset([settings.kms_key] if settings.kms_key else []),
-        pool=ci.pool if ci else None,
+        repositories=frozenset((each.repository_id, each.owner_id) for each in repositories) or None,
+        keys=frozenset(key for key in (settings.kms_key, settings.ci and settings.ci.state_key) if key),
         image_projects=find_image_projects(settings),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
+from infra.naming import MAKER, MANAGED_BY, NODE_ROLES, STACK_LABEL, Names, labels
 from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
 from infra.render.firewalls import list_openings
 from infra.settings.model import StackSettings
@@ -68,11 +68,14 @@ def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[Planne
     for role in [*roles, *pipeline]:
         path = f"v1/{project}/serviceAccounts/{names.account_email(role)}"
         yield PlannedName("service account", names.account(role), "iam", path)
-    made = [f"{head}-{role}" for head in settings.heads for role in ("head", "reaper")]
-    for role in [*made, *pipeline]:
-        name = names.role(role)
+    made = [names.role(role) for role in pipeline]
+    if settings.ci is not None and "heads" in settings.ci.deploys:
+        made += NODE_ROLES.values()
+    elif settings.heads and settings.deployer is None:
+        made += map(names.role, NODE_ROLES)
+    for name in made:
         yield PlannedName("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
-    if settings.ci is not None and settings.ci.pool is None:
+    if settings.ci is not None:
         name = names.identity_pool()
         path = f"v1/{project}/locations/global/workloadIdentityPools/{name}"
         yield PlannedName("identity pool", name, "iam", path, adoptable=True)
@@ -147,8 +150,12 @@ def find_referred(settings: StackSettings) -> Iterator[PlannedName]:
     for secret in settings.secrets.values():
         if secret.existing is not None:
             yield PlannedName("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
-    if settings.ci is not None and settings.ci.pool is not None:
-        yield PlannedName("identity pool", settings.ci.pool, "iam", f"v1/{settings.ci.pool}")
+    if settings.deployer is not None:
+        path = f"projects/{settings.project}/serviceAccounts/{settings.deployer}"
+        yield PlannedName("service account", path, "iam", f"v1/{path}")
+        for role in NODE_ROLES.values() if settings.heads else ():
+            path = f"projects/{settings.project}/roles/{role}"
+            yield PlannedName("custom role", path, "iam", f"v1/{path}")
     subnet = settings.network.subnet if settings.network is not None else None
     if subnet is not None:
         path = subnet[subnet.index("projects/") :] if "projects/" in subnet else subnet

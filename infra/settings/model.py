@@ -227,24 +227,39 @@ class KubernetesAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
+    """IAM principals: `group:…`, `user:…`, `domain:…`, `serviceAccount:…`, `principal://…` or `principalSet://…`."""
+
     operators: tuple[str, ...] = ()
-    """`group:…`, `user:…` or `domain:…`"""
     researchers: tuple[str, ...] = ()
-    project_grants: bool = True
-    """Whether this stack makes people's grants on the whole project. A grant has no owner in Google, so if several stacks of
-    a project name the same people, one of them makes the grants."""
+    workers: tuple[str, ...] = ()
+    """Programs with the rights of the account `worker`, besides it: accounts that exist, and federated identities."""
+    project_grants: bool | None = None
+    """Whether this stack makes people's grants on the whole project, by default if no pipeline deploys it. A grant has no
+    owner in Google, so if several stacks of a project name the same people, one of them makes the grants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositorySettings:
+    repository_id: int
+    owner_id: int
+    """The federation binds the two ids; the name is for people."""
+    ref: str = "refs/heads/main"
+    environment: str = "production"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiSettings:
-    repository: str
-    """`owner/name`, for people; the federation binds the two ids."""
-    repository_id: int
-    owner_id: int
-    ref: str = "refs/heads/main"
-    environment: str = "production"
-    pool: str | None = None
-    """`projects/NUMBER/locations/global/workloadIdentityPools/ID` of the stack that owns the pool; None: this stack does."""
+    """The pipelines of a project, in a stack of their own that a person brings up."""
+
+    repositories: Mapping[str, RepositorySettings]
+    """`owner/name` → the jobs in it that may deploy and preview."""
+    deploys: tuple[str, ...] = ("network", "queues", "records", "registries", "secrets", "heads", "alerts")
+    """Keys of the parts that the deployed stacks may have, which decide the rights of the pipelines."""
+    state_bucket: str | None = None
+    state_key: str | None = None
+    """Bucket of Pulumi's state, and the key of its secrets, `projects/P/locations/L/keyRings/R/cryptoKeys/K`."""
+    billing_account: str | None = None
+    """The account in which deployed stacks make budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +312,8 @@ class StackSettings:
     kubernetes: Mapping[str, KubernetesAccess] = field(default_factory=dict)
     access: AccessSettings = AccessSettings()
     ci: CiSettings | None = None
+    deployer: str | None = None
+    """Account of the pipeline that deploys the stack, from the project's stack with `ci`."""
     alerts: AlertSettings | None = None
     impersonate: str | None = None
     """Service account that the provider acts as; the person who runs `up` has to be its token creator."""
@@ -325,6 +342,12 @@ class StackSettings:
             "compute": bool(self.heads),
         }
         return tuple(service for service, is_made in made.items() if is_made and self.kms_key is not None)
+
+    @property
+    def makes_project_grants(self) -> bool:
+        """Whether the stack makes people's grants on the whole project; a pipeline may not make those."""
+        chosen = self.access.project_grants
+        return self.deployer is None if chosen is None else chosen
 
     @property
     def uses_google(self) -> bool:

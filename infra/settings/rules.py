@@ -14,7 +14,7 @@ from typing import Any, Final
 from infra.gcp import catalog, machines
 from infra.naming import OWN_LABELS
 from infra.settings.cluster_rules import find_claim_problems, find_cluster_problems, find_namespace_problems
-from infra.settings.key_rules import find_form_problems
+from infra.settings.key_rules import KEY, find_form_problems
 from infra.settings.machine_rules import (
     VARIABLE,
     find_container_problems,
@@ -37,6 +37,7 @@ from infra.settings.model import (
     QueueSettings,
     RecordsSettings,
     RegistrySettings,
+    RepositorySettings,
     Role,
     SecretSettings,
     StackSettings,
@@ -65,10 +66,17 @@ _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'+/=?^_{|}~-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
-MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
 PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 """Domains in which everybody can have an account."""
-_DOMAIN: Final = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
+_DOMAIN: Final = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
+PERSON: Final = re.compile(rf"(?:group|user):{_EMAIL.pattern}|domain:(?P<domain>{_DOMAIN})")
+MEMBER: Final = re.compile(
+    rf"{PERSON.pattern}|serviceAccount:{_EMAIL.pattern}\.gserviceaccount\.com"
+    r"|principal(?:Set)?://iam\.googleapis\.com/(?:projects/[0-9]+/)?locations/global/work(?:load|force)IdentityPools/[!-~]+"
+)
+"""An IAM principal. https://cloud.google.com/iam/docs/principals-overview"""
+DEPLOYED_PARTS: Final = ("network", "queues", "records", "registries", "secrets", "heads", "alerts", "kms_key")
+"""Keys of what a pipeline can deploy."""
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
@@ -97,7 +105,6 @@ _DATED_IMAGES: Final = ("debian-cloud", "rocky-linux-cloud", "ubuntu-os-cloud")
 ACCELERATOR: Final = re.compile(r"(?P<family>v[0-9]+[a-z]*)-(?P<size>[1-9][0-9]*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 MACHINE: Final = re.compile(r"[a-z][0-9]+[a-z]*-(?:[a-z]+-[0-9]+[a-z-]*|custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?)")
-_CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF_PART: Final = r"(?!\.)[^\x00-\x20\x7f-\xa0~^:?*\[\\'/]+(?<!\.)(?<!\.lock)"
 _REF: Final = re.compile(rf"(?!.*(?:\.\.|@\{{))refs/(?:heads|tags)/{_REF_PART}(?:/{_REF_PART})*")
@@ -131,7 +138,8 @@ def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
     yield from _form(settings, path, "project", _PROJECT, allowed, hint)
     yield from _label_problems(settings.labels, join(path, "labels"))
     account = "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
-    yield from _form(settings, path, "impersonate", _SERVICE_ACCOUNT, account)
+    for key in ("impersonate", "deployer"):
+        yield from _form(settings, path, key, _SERVICE_ACCOUNT, account)
     yield from find_form_problems(settings, path)
     for part in ("queues", "registries", "secrets", "heads", "kubernetes"):
         yield from _name_problems(getattr(settings, part), join(path, part))
@@ -367,33 +375,15 @@ def _software_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
 
 
 def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
-    for key in ("operators", "researchers"):
+    for key in ("operators", "researchers", "workers"):
         members: tuple[str, ...] = getattr(access, key)
         for index, member in enumerate(members):
-            where = f"{join(path, key)}[{index}]"
-            if member in ("allUsers", "allAuthenticatedUsers"):
-                yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a group")
-                continue
-            found = MEMBER.fullmatch(member)
-            if found and (found["domain"] or "").lower() in PUBLIC_DOMAINS:
-                yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a person or a group")
-                continue
-            right = found and (
-                _EMAIL.fullmatch(found["email"]) if found["email"] else _DOMAIN.fullmatch(found["domain"])
-            )
-            if not right:
-                hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
-                yield wrong(where, member, "`group:EMAIL`, `user:EMAIL` or `domain:DOMAIN`", hint)
-            elif member.endswith(".gserviceaccount.com"):
-                hint = "what a program needs it gets from a role: `worker`, `submitter`, `pusher`, or `impersonate`"
-                yield Problem(path=where, message=f"is `{member}`, an account of a program", hint=hint)
-            elif member != member.lower():
-                # Google's comparison knows no case: one of two spellings would take away what the other has.
-                yield wrong(
-                    where, member, "an address in lower case, as Google compares them", f"write `{member.lower()}`"
-                )
+            yield from _member_problems(member, f"{join(path, key)}[{index}]", programs_only=key == "workers")
         yield from _repeated(members, join(path, key))
-    if not access.project_grants and not (access.operators or access.researchers):
+    for member in sorted({*access.operators} & {*access.researchers}):
+        where = f"{join(path, 'researchers')}[{access.researchers.index(member)}]"
+        yield Problem(path=where, message=f"is `{member}`, which `operators` has too", hint="operators have its rights")
+    if access.project_grants is False and not (access.operators or access.researchers):
         yield Problem(
             path=join(path, "project_grants"),
             message="is `false`, and there is nobody whose grants another stack could make",
@@ -401,22 +391,54 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
         )
 
 
+def _member_problems(member: str, where: str, *, programs_only: bool) -> Iterator[Problem]:
+    kind, _, rest = member.partition(":")
+    address = rest if kind == "domain" else rest.rpartition("@")[2]
+    if member in ("allUsers", "allAuthenticatedUsers") or (address.lower() in PUBLIC_DOMAINS and kind == "domain"):
+        yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a person or a group")
+    elif kind in ("user", "group") and rest.endswith(".gserviceaccount.com"):
+        yield wrong(where, member, "an account of a program as such", f"write `serviceAccount:{rest}`")
+    elif not MEMBER.fullmatch(member):
+        hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
+        forms = ("serviceAccount:EMAIL", "principal://…", "principalSet://…")
+        people = () if programs_only else ("group:EMAIL", "user:EMAIL", "domain:DOMAIN")
+        yield wrong(where, member, ", ".join(f"`{each}`" for each in (*people, *forms)), hint)
+    elif programs_only and kind in ("group", "user", "domain"):
+        hint = "people do a worker's work as `operators` or `researchers`"
+        yield Problem(path=where, message=f"is `{member}`, which is no program", hint=hint)
+    elif "//" not in member and member != member.lower().replace("serviceaccount:", "serviceAccount:"):
+        # Google's comparison knows no case: one of two spellings would take away what the other has.
+        yield wrong(
+            where, member, "an address in lower case, as Google compares them", f"write `{kind}:{rest.lower()}`"
+        )
+
+
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
-    yield from _form(ci, path, "repository", _OWNER_NAME, "`owner/name`")
-    for key in ("repository_id", "owner_id"):
-        if not 0 < getattr(ci, key) <= LARGEST:
-            hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
-            yield wrong(join(path, key), getattr(ci, key), f"a positive number, at most {LARGEST:,}", hint)
-    meant = f"refs/heads/{ci.ref}"
-    nearest = f"did you mean `{meant}`?" if _REF.fullmatch(meant) and not ci.ref.startswith("refs/") else None
-    yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", nearest)
-    yield from _form(ci, path, "environment", _ENVIRONMENT, "the name of a protected environment")
-    if ci.pool is not None:
-        found = _CI_POOL.fullmatch(ci.pool)
-        if not found or not re.fullmatch("[0-9]+", found["number"]):
-            advice = "the project's number, not its id: `gcloud projects describe` prints it" if found else None
-            allowed = "`projects/NUMBER/locations/global/workloadIdentityPools/ID`"
-            yield wrong(join(path, "pool"), ci.pool, allowed, advice)
+    if not ci.repositories:
+        yield Problem(path=join(path, "repositories"), message="is empty: nothing could deploy", hint="name one")
+    for name in ci.repositories:
+        if not _OWNER_NAME.fullmatch(name):
+            yield wrong(join(path, f"repositories.{name}"), name, "`owner/name`")
+    for index, part in enumerate(ci.deploys):
+        if part not in DEPLOYED_PARTS:
+            where = f"{join(path, 'deploys')}[{index}]"
+            yield wrong(where, part, f"one of {', '.join(DEPLOYED_PARTS)}", suggest(part, DEPLOYED_PARTS))
+    yield from _repeated(ci.deploys, join(path, "deploys"))
+    yield from _form(ci, path, "state_bucket", _BUCKET, "a bucket's name, without `gs://`")
+    key = "a key, `projects/P/locations/L/keyRings/R/cryptoKeys/K`"
+    yield from _form(ci, path, "state_key", KEY, key)
+    yield from _form(ci, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
+
+
+def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:
+    for key, query in (("repository_id", ".id"), ("owner_id", ".owner.id")):
+        if not 0 < getattr(repository, key) <= LARGEST:
+            hint = f"`gh api repos/OWNER/NAME --jq {query}` prints it"
+            yield wrong(join(path, key), getattr(repository, key), f"a positive number, at most {LARGEST:,}", hint)
+    meant = f"refs/heads/{repository.ref}"
+    nearest = f"did you mean `{meant}`?" if _REF.fullmatch(meant) and not repository.ref.startswith("refs/") else None
+    yield from _form(repository, path, "ref", _REF, "`refs/heads/BRANCH`", nearest)
+    yield from _form(repository, path, "environment", _ENVIRONMENT, "the name of a protected environment")
 
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
@@ -475,6 +497,7 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     ClaimSettings: find_claim_problems,
     AccessSettings: _access,
     CiSettings: _ci,
+    RepositorySettings: _repository_ids,
     AlertSettings: _alerts,
     BudgetSettings: _budget,
     Overrides: _overrides,

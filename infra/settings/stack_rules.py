@@ -270,6 +270,25 @@ def _kubernetes_clusters(settings: StackSettings) -> Iterator[Problem]:
                 )
 
 
+def _pipeline(settings: StackSettings) -> Iterator[Problem]:
+    """Keep what pipelines may do out of their own reach."""
+    if settings.ci is not None:
+        parts = ("queues", "records", "registries", "secrets", "heads", "network", "kubernetes", "deployer")
+        for part in parts:
+            if getattr(settings, part):
+                yield Problem(
+                    path=part,
+                    message="is set beside `ci`, and a pipeline that deploys this stack could change its own rights",
+                    hint="put `ci` into a stack of its own, which a person brings up",
+                )
+    if settings.deployer is not None and settings.access.project_grants:
+        yield Problem(
+            path="access.project_grants",
+            message="is `true`, and the pipeline that deploys this stack may not make people's grants on the project",
+            hint="leave it out; the stack with `ci` makes them, with the same people under `access`",
+        )
+
+
 def _idle(settings: StackSettings) -> Iterator[Problem]:
     """Find keys that would do nothing."""
     if settings.uses_google:
@@ -278,6 +297,7 @@ def _idle(settings: StackSettings) -> Iterator[Problem]:
         "access": settings.access != AccessSettings(),
         "alerts": settings.alerts is not None,
         "impersonate": settings.impersonate is not None,
+        "deployer": settings.deployer is not None,
     }
     for key, is_set in idle.items():
         if is_set:
@@ -294,6 +314,7 @@ _RULES: Final = (
     _registries,
     find_key_problems,
     _kubernetes_clusters,
+    _pipeline,
     _idle,
 )
 

@@ -36,6 +36,9 @@ SERVICES = (
 )
 
 
+NODE_ROLES = {kind: f"projects/{PROJECT}/roles/research_runtime_{kind}" for kind in ("head", "reaper")}
+
+
 def sample_site(**changes: Any) -> StackSite:
     own: dict[str, Any] = {
         "project": PROJECT,

@@ -591,6 +591,7 @@ def test_find_shared_notes_existing_subnet_is_said(project: Project) -> None:
 def _lab(stack: str, project: Project, *, heads: bool = True, **access: Any) -> None:
     def change(config: dict[str, Any]) -> None:
         config["access"] = access
+        del config["deployer"]
         if not heads:
             del config["heads"]
 
@@ -685,7 +686,7 @@ def test_check_of_a_subnet_of_another_project_lists_the_commands_for_its_owner(p
         f"gcloud projects add-iam-policy-binding net-host --member {agent} --role roles/tpu.xpnAgent",
         (
             "gcloud compute networks subnets add-iam-policy-binding shared --project net-host --region us-west4"
-            " --member user:EMAIL-OF-WHO-RUNS-UP --role roles/compute.networkUser"
+            " --member serviceAccount:marin-pipeline-deployer@hai-gcp-models.iam.gserviceaccount.com --role roles/compute.networkUser"
         ),
         (
             f"{rule}-ssh {place} --source-ranges 35.235.240.0/20 {tag} --allow tcp:22"
@@ -723,7 +724,7 @@ def test_check_of_a_subnet_of_another_project_names_the_accounts_that_run_up(pro
     members = [re.search(r"--member (\S+) --role roles/compute.networkUser", each) for each in left]
     assert [found[1] for found in members if found] == [
         f"serviceAccount:{deployer}",
-        "serviceAccount:marin-us-central2-deployer@hai-gcp-models.iam.gserviceaccount.com",
+        "serviceAccount:marin-pipeline-deployer@hai-gcp-models.iam.gserviceaccount.com",
     ]
 
 

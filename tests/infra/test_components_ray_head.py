@@ -10,6 +10,7 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra import naming
 from infra.check.plan import Action, plan
 from infra.check.recording import UNKNOWN, Recording, Registration
 from infra.check.validate import find_input_problems
@@ -20,6 +21,8 @@ from infra.components.ray_head import (
     RAY_WRITES,
     REAPER_PERMISSIONS,
     SNAPSHOT_LABELS,
+    NodeRoles,
+    NodeRolesArgs,
     RayHead,
     RayHeadArgs,
     SecretVariable,
@@ -30,8 +33,9 @@ from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import RayCluster, SecretReference
 from infra.settings.model import HeadSettings, TpuPoolSettings
 from infra.settings.read import InvalidSettings
-from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
+from tests.infra.components_support import NODE_ROLES, PROJECT, SERVICES, make_apis, run, sample_site
 
+CUSTOM_ROLE = "gcp:projects/iAMCustomRole:IAMCustomRole"
 IMAGE = f"us-west4-docker.pkg.dev/{PROJECT}/marin/cluster@sha256:" + "a" * 64
 V5E = TpuPoolSettings(accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite")
 SETTINGS = HeadSettings(image=IMAGE, pools={"v5e": V5E})
@@ -50,6 +54,7 @@ def sample_args(**fields: Any) -> RayHeadArgs:
         "network": NETWORK,
         "subnet": SUBNET,
         "cidr": "10.64.0.0/20",
+        "node_roles": NODE_ROLES,
         "environment": {"hf-token": SecretVariable(env="HF_TOKEN", resource=SECRET)},
         "repositories": {"images-us-west4": f"projects/{PROJECT}/locations/us-west4/repositories/marin"},
         "reapers": {"reaper": f"serviceAccount:marin-reaper@{PROJECT}.iam.gserviceaccount.com"},
@@ -108,7 +113,7 @@ def test_head_passes_the_providers_types_and_every_policy() -> None:
     }
     assert problems == {}
     others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
-    assert apply_rules(recording.resources, StackBounds(people=others)) == []
+    assert apply_rules(recording.resources, StackBounds(members=others)) == []
 
 
 def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:
@@ -206,13 +211,7 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
         ("main-head-head-account", True),
         ("main-head-node-account", True),
     ]
-    roles = {each.name: each for each in recording.of_type("gcp:projects/iAMCustomRole:IAMCustomRole")}
-    assert {name: tuple(role.inputs["permissions"]) for name, role in roles.items()} == {
-        "main-head-head-role": HEAD_PERMISSIONS,
-        "main-head-reaper-role": REAPER_PERMISSIONS,
-    }
-    assert all(role.retain_on_delete for role in roles.values())
-    head_role, reaper_role = (f"projects/{PROJECT}/roles/marin_main_{each}" for each in ("head", "reaper"))
+    head_role, reaper_role = NODE_ROLES.values()
     assert grants(recording) == {
         "main-head-head-tpus": (head_role, head),
         "main-head-head-acts-as-node": ("roles/iam.serviceAccountUser", head),
@@ -225,7 +224,6 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
         "main-head-node-pulls-images-us-west4": ("roles/artifactregistry.reader", node),
         "main-head-node-reads-hf-token": ("roles/secretmanager.secretAccessor", node),
         "main-head-nodes-reaper": (reaper_role, reaper),
-        "main-head-nodes-operators": (reaper_role, operators),
         "main-head-node-user-operators": ("roles/iam.serviceAccountUser", operators),
         "main-head-head-user-operators": ("roles/iam.serviceAccountUser", operators),
     }
@@ -235,15 +233,34 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
     )
 
 
-def test_head_that_adopts_takes_over_the_roles_that_survived() -> None:
-    roles = recorded(site=sample_site(adopt=True)).of_type("gcp:projects/iAMCustomRole:IAMCustomRole")
+def record_roles(**site: Any) -> Recording:
+    args = {"ids": naming.NODE_ROLES, "operators": {"ops": "group:ops@example.org"}}
+    return run(
+        lambda opts: NodeRoles(
+            "nodes", NodeRolesArgs(site=sample_site(**site), apis=make_apis(opts, *APIS), **args), opts
+        )
+    )
 
-    assert {each.import_id for each in roles} == {
-        f"projects/{PROJECT}/roles/marin_main_head",
-        f"projects/{PROJECT}/roles/marin_main_reaper",
+
+def test_node_roles_have_the_permissions_of_rays_calls_and_operators_have_the_reapers() -> None:
+    recording = record_roles()
+
+    roles = {each.name: each for each in recording.of_type(CUSTOM_ROLE)}
+    assert {name: tuple(role.inputs["permissions"]) for name, role in roles.items()} == {
+        "nodes-head-role": HEAD_PERMISSIONS,
+        "nodes-reaper-role": REAPER_PERMISSIONS,
     }
+    assert all(role.retain_on_delete for role in roles.values())
+    (grant,) = recording.of_type("gcp:projects/iAMMember:IAMMember")
+    assert (grant.inputs["role"], grant.inputs["member"]) == (NODE_ROLES["reaper"], "group:ops@example.org")
+    assert apply_rules(recording.resources, StackBounds(members=frozenset({"group:ops@example.org"}))) == []
+
+
+def test_node_roles_that_survived_are_taken_over() -> None:
+    roles = record_roles(adopt=True).of_type(CUSTOM_ROLE)
+
+    assert {each.import_id for each in roles} == set(NODE_ROLES.values())
     assert {each.ignore_changes for each in roles} == {()}
-    assert {each.import_id for each in recorded().of_type("gcp:projects/iAMCustomRole:IAMCustomRole")} == {None}
 
 
 def test_head_without_protection_can_go() -> None:
@@ -449,7 +466,7 @@ def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
     for each in (schedule, attached):
         assert find_input_problems(each.type, each.inputs) == []
     others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
-    assert apply_rules(recording.resources, StackBounds(people=others, regions=frozenset({"us-west4"}))) == []
+    assert apply_rules(recording.resources, StackBounds(members=others, regions=frozenset({"us-west4"}))) == []
 
 
 def test_head_that_is_replaced_has_its_new_disk_on_the_schedule() -> None:

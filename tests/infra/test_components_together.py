@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pulumi
 import pytest
 
+from infra.check.check import find_collisions, report_on
 from infra.check.recording import Recording, record
 from infra.check.validate import find_input_problems
 from infra.components.alerts import Alerts, AlertsArgs
@@ -34,6 +36,7 @@ from infra.settings.model import (
     QueueSettings,
     RecordsSettings,
     RegistrySettings,
+    RepositorySettings,
     Role,
     SecretSettings,
     StackSettings,
@@ -92,11 +95,13 @@ WRONG: dict[str, tuple[Callable[[pulumi.ResourceOptions], object], str]] = {
         lambda opts: CiIdentity(
             "c",
             CiIdentityArgs(
-                site=sample_site(), settings=CiSettings(repository="lab/infra", repository_id=0, owner_id=22)
+                site=sample_site(),
+                settings=CiSettings(repositories={"lab/infra": RepositorySettings(repository_id=0, owner_id=22)}),
+                grantable=["roles/x"],
             ),
             opts,
         ),
-        "ci.repository_id",
+        "ci.repositories.lab/infra.repository_id",
     ),
     "alerts": (
         lambda opts: Alerts("a", AlertsArgs(site=sample_site(), settings=AlertSettings()), opts),
@@ -119,6 +124,7 @@ def test_component_with_a_wrong_value_names_it_and_registers_nothing(name: str) 
     assert [each.type for each in recording.resources] == ["pulumi:providers:gcp"]
 
 
+DEPLOYER = "lab-pipeline-deployer@lab-1234.iam.gserviceaccount.com"
 OPS, LAB = "group:ops@example.org", "group:lab@example.org"
 
 
@@ -142,7 +148,7 @@ def sample_settings(**changes: object) -> StackSettings:
             )
         },
         "access": AccessSettings(operators=(OPS,), researchers=(LAB,)),
-        "ci": CiSettings(repository="lab/infra", repository_id=11, owner_id=22),
+        "deployer": DEPLOYER,
         "alerts": AlertSettings(
             emails=("ops@example.org",), budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1000)
         ),
@@ -190,21 +196,47 @@ def test_whole_stack_waits_for_the_switch_of_all_switches() -> None:
             assert depends_on(recording, each, first.urn), each.urn
 
 
-def test_whole_stack_deployer_may_grant_all_that_the_stack_grants_in_the_project() -> None:
-    recording = record_stack(sample_settings())
+def pipeline_settings(**ci: object) -> StackSettings:
+    repositories = {"lab/infra": RepositorySettings(repository_id=11, owner_id=22)}
+    return StackSettings(
+        stack="lab-pipeline",
+        project="lab-1234",
+        region="us-west4",
+        access=AccessSettings(operators=(OPS,), researchers=(LAB,)),
+        ci=CiSettings(repositories=repositories, **ci),  # type: ignore[arg-type]
+    )
 
-    admin = recording.named("gcp:projects/iAMMember:IAMMember", "ci-deployer-resourcemanager-projectIamAdmin")
-    expression = admin.inputs["condition"]["expression"]
-    own = ("marin-us-west4-deployer@", "marin-us-west4-previewer@")
-    granted = {
-        role
-        for member, role, on in find_grants(recording)
-        if on == "project lab-1234" and not any(account in member for account in own)
-    }
-    assert len(granted) >= 9
-    assert {role for role in granted if f"'{role}'" not in expression} == set()
-    assert "'roles/resourcemanager.projectIamAdmin'" not in expression
-    assert "'roles/iam.roleAdmin'" not in expression
+
+def find_missing(settings: StackSettings, **ci: object) -> list[tuple[str, str]]:
+    pipeline = report_on(record_stack(pipeline_settings(**ci)), pipeline_settings(**ci))
+    stack = report_on(record_stack(settings), settings)
+    assert [*pipeline.findings, *stack.findings] == []
+    found = find_collisions([pipeline, stack])
+    return [(each.where, each.message) for each in found if each.rule == "deployer"]
+
+
+def test_whole_stack_lies_within_the_rights_of_its_deployer() -> None:
+    assert find_missing(sample_settings()) == []
+
+
+def test_part_that_the_deployer_may_not_deploy_is_named() -> None:
+    parts = ("network", "queues", "records", "registries", "heads", "alerts")
+
+    found = find_missing(sample_settings(), deploys=parts)
+
+    assert ("marin-us-west4: secrets", f"is set, and `{DEPLOYER}` may not deploy it") in found
+    lacking = f"is a grant for which `{DEPLOYER}` lacks `secretmanager.secrets.setIamPolicy`"
+    assert {message for where, message in found if where != "marin-us-west4: secrets"} == {lacking}
+
+
+def test_grant_in_the_project_beyond_the_condition_of_the_deployer_is_named() -> None:
+    settings, pipeline = sample_settings(), pipeline_settings()
+    people = replace(settings, deployer=None)
+    reports = [report_on(record_stack(pipeline), pipeline), replace(report_on(record_stack(people)), settings=settings)]
+
+    found = {each.message for each in find_collisions(reports) if each.rule == "deployer"}
+
+    assert f"grants `roles/compute.osAdminLogin` in the project, which `{DEPLOYER}` may not grant" in found
 
 
 def test_whole_stack_contract_is_published_by_the_deployer_and_by_no_other_pipeline() -> None:
@@ -216,7 +248,7 @@ def test_whole_stack_contract_is_published_by_the_deployer_and_by_no_other_pipel
         for member, role, on in find_grants(recording)
         if on == bucket and ("deployer" in member or "previewer" in member)
     }
-    assert pipelines == {("marin-us-west4-deployer", "roles/storage.objectUser")}
+    assert pipelines == {("lab-pipeline-deployer", "roles/storage.objectUser")}
     grant = recording.named("gcp:storage/bucketIAMMember:BucketIAMMember", "records-deployer-publisher")
     assert "/objects/contract/" in grant.inputs["condition"]["expression"]
     assert recording.outputs["contract"]["published_url"] == "gs://lab-1234-marin-us-west4-records/contract/v1.json"

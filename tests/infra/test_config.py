@@ -55,16 +55,25 @@ GOOD: dict[str, Any] = {
         }
     },
     "access": {"operators": ["group:ops@example.com"]},
-    "ci": {"repository": "lab/runtime", "repository_id": 12, "owner_id": 34},
     "alerts": {"emails": ["ops@example.com"]},
     "labels": {"team": "vision"},
 }
 
 
+PIPELINE: dict[str, Any] = {
+    "project": "my-lab",
+    "region": "us-west4",
+    "ci": {"repositories": {"lab/runtime": {"repository_id": 12, "owner_id": 34}}},
+}
+
+
+REPOSITORY = "ci/repositories/lab^runtime"
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """Return `GOOD` with one value set; None removes the key."""
-    copy: dict[str, Any] = json.loads(json.dumps(GOOD))
-    *parents, last = path.split("/")
+    """Return `GOOD`, or for a path in `ci` `PIPELINE`, with one value set; None removes the key."""
+    copy: dict[str, Any] = json.loads(json.dumps(PIPELINE if path.startswith("ci/") else GOOD))
+    *parents, last = (part.replace("^", "/") for part in path.split("/"))
     place = copy
     for key in parents:
         place = place.setdefault(key, {})
@@ -187,7 +196,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("registries/images/regions", "us-west4", "registries.images.regions", "write `[us-west4]`"),
     ("labels/team", 5, "labels.team", 'put it in quotes: "5"'),
     ("labels/team", True, "labels.team", 'put it in quotes: "true"'),
-    ("ci/repository_id", None, "ci", "lacks `repository_id`"),
+    ("ci/repositories/lab^runtime/repository_id", None, "ci.repositories.lab/runtime", "lacks `repository_id`"),
     ("secrets/hf-token/env", None, "secrets.hf-token", "lacks `env`"),
     ("project", {"secure": "v1:abc"}, "project", "is encrypted"),
     ("secrets/hf-token/value", {"secure": "v1:abc"}, "secrets.hf-token.value", "no setting is a secret"),
@@ -540,13 +549,21 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("access/operators", ["group:not an address"], "access.operators[0]", "`group:EMAIL`"),
     ("access", {"project_grants": False}, "access.project_grants", "name `operators` or `researchers`"),
     ("access/project_grants", "none", "access.project_grants", "true or false"),
-    ("ci/repository", "runtime", "ci.repository", "`owner/name`"),
-    ("ci/repository_id", 0, "ci.repository_id", "a positive number"),
+    ("ci/repositories", {}, "ci.repositories", "nothing could deploy"),
+    ("ci/repositories/runtime", {"repository_id": 1, "owner_id": 2}, "ci.repositories.runtime", "`owner/name`"),
+    (f"{REPOSITORY}/repository_id", 0, "ci.repositories.lab/runtime.repository_id", "a positive number"),
+    ("ci/deploys", ["head"], "ci.deploys[0]", "did you mean `heads`?"),
+    ("ci/state_bucket", "gs://lab-state", "ci.state_bucket", "without `gs://`"),
+    ("ci/state_key", "state", "ci.state_key", "a key, `projects/P/"),
+    ("ci/billing_account", "mine", "ci.billing_account", "in hex digits"),
+    ("ci/queues", {"default": {}}, "ci.queues", "is no key here"),
+    ("ci", PIPELINE["ci"], "queues", "could change its own rights"),
+    ("deployer", "me@example.com", "deployer", "a service account"),
     *(
-        ("ci/ref", ref, "ci.ref", "`refs/heads/BRANCH`")
+        (f"{REPOSITORY}/ref", ref, "ci.repositories.lab/runtime.ref", "`refs/heads/BRANCH`")
         for ref in ("refs/heads/*", "refs/heads/?", "refs/pull/1/merge")
     ),
-    ("ci/ref", "refs/heads/it's", "ci.ref", "`refs/heads/BRANCH`"),
+    (f"{REPOSITORY}/ref", "refs/heads/it's", "ci.repositories.lab/runtime.ref", "`refs/heads/BRANCH`"),
     *(
         (
             "kubernetes/lab/namespaces/train/launchers",
@@ -558,9 +575,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ),
     ("access/operators", ["domain:gmail.com"], "access.operators[0]", "which is everybody"),
     ("access/operators", ["domain:GMail.com"], "access.operators[0]", "which is everybody"),
-    ("ci/ref", "main", "ci.ref", "did you mean `refs/heads/main`?"),
-    ("ci/pool", "projects/my-lab/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
-    ("ci/pool", "p-ci", "ci.pool", "`projects/NUMBER/"),
+    (f"{REPOSITORY}/ref", "main", "ci.repositories.lab/runtime.ref", "did you mean `refs/heads/main`?"),
     ("alerts/emails", [], "alerts.emails", "reach nobody"),
     ("alerts/emails", ["ops"], "alerts.emails[0]", "an e-mail address"),
     ("alerts/oldest_task_days", 31, "alerts.oldest_task_days", "allowed are 1 to 30"),
@@ -568,19 +583,20 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("alerts/budget", {"billing_account": "mine", "monthly": 5}, "alerts.budget.billing_account", "is `mine`"),
     ("alerts/budget", {"billing_account": "0123AB-0123AB-0123AB", "monthly": 0}, "alerts.budget.monthly", "positive"),
     *(
-        ("ci/ref", ref, "ci.ref", "`refs/heads/BRANCH`")
+        (f"{REPOSITORY}/ref", ref, "ci.repositories.lab/runtime.ref", "`refs/heads/BRANCH`")
         for ref in (
             *("refs/heads/main/", "refs/heads//main", "refs/heads/a..b", "refs/heads/a.lock", "refs/heads/a.lock/b"),
             *("refs/heads/.a", "refs/heads/a.", "refs/heads/a@{1}", "refs/heads/a\x01", "refs/heads/a\x7f"),
             "refs/heads",
         )
     ),
-    ("ci/pool", "projects/12\u00b2/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
-    ("ci/pool", "projects/\u0661\u0662/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
     ("access/operators", ["user:Ada@example.com"], "access.operators[0]", "write `user:ada@example.com`"),
     ("access/researchers", ["group:lab@Example.com"], "access.researchers[0]", "write `group:lab@example.com`"),
     ("access/researchers", ["domain:Example.com"], "access.researchers[0]", "write `domain:example.com`"),
-    ("access/operators", ["user:w@my-lab.iam.gserviceaccount.com"], "access.operators[0]", "an account of a program"),
+    ("access/operators", ["user:w@my-lab.iam.gserviceaccount.com"], "access.operators[0]", "write `serviceAccount:w@"),
+    ("access/workers", ["group:lab@example.com"], "access.workers[0]", "is no program"),
+    ("access/workers", ["principal://x"], "access.workers[0]", "`principalSet://…`"),
+    ("access/researchers", ["group:ops@example.com"], "access.researchers[0]", "which `operators` has too"),
     *(
         ("access/operators", [f"group:{local}@example.com"], "access.operators[0]", "`group:EMAIL`")
         for local in ("*", 'a"b', "a\u202eb", "", "\u0430da", "a`b")

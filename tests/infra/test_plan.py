@@ -317,7 +317,7 @@ KNOBS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "subnet-grows": ("marin-us-west4", lambda config: config["network"].update(cidr="10.64.0.0/19")),
     "subnet-moves": ("marin-us-west4", lambda config: config["network"].update(cidr="10.65.0.0/20")),
     "one-more-operator": ("marin-us-west4", lambda config: config["access"]["operators"].append("user:ada@example.com")),
-    "project-grants-left": ("marin-us-central2", lambda config: config["access"].update(project_grants=False)),
+    "project-grants-left": ("skylight", lambda config: config["access"].update(project_grants=False)),
     "protect-off": ("marin-us-west4", lambda config: config.update(protect=False)),
     "adopt": ("marin-us-west4", lambda config: config.update(adopt=True)),
     "no-records": ("marin-us-west4", lambda config: config.pop("records")),

@@ -16,19 +16,19 @@ from tests.infra.test_policy_rules import LABELS, Lab, Program, run
 
 BOUNDS = StackBounds(
     project="my-lab",
-    people=frozenset({"group:lab@example.com"}),
+    members=frozenset({"group:lab@example.com"}),
     cidrs=frozenset({"10.64.0.0/20"}),
     subjects=frozenset({"Group:lab", "ServiceAccount:train/runner"}),
-    repository=(11, 22),
+    repositories=frozenset({(11, 22)}),
 )
 STRANGER = "user:stranger@example.org"
 RBAC = "rbac.authorization.k8s.io"
 GITHUB = "https://token.actions.githubusercontent.com"
 CONDITION = (
-    "assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
-    " && assertion.event_name != 'pull_request_target'"
+    "(assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
+    " && assertion.event_name != 'pull_request_target')"
 )
-DEPLOY_CONDITION = CONDITION + " && assertion.ref == 'refs/heads/main' && assertion.environment == 'production'"
+DEPLOY_CONDITION = CONDITION[:-1] + " && assertion.ref == 'refs/heads/main' && assertion.environment == 'production')"
 
 
 def federation(role: str = "deploy", condition: str | None = DEPLOY_CONDITION, **others: Any) -> Program:
@@ -255,7 +255,7 @@ BAD: dict[str, tuple[str, Program]] = {
     ),
     "federation-of-proposals-with-the-rights-of-the-repository": (
         "pinned-federation",
-        federation("preview", CONDITION.partition(" && assertion.event_name")[0]),
+        federation("preview", CONDITION.partition(" && assertion.event_name")[0] + ")"),
     ),
     "federation-of-a-proposal-to-deploy": (
         "pinned-federation",
@@ -263,11 +263,11 @@ BAD: dict[str, tuple[str, Program]] = {
     ),
     "federation-of-every-environment": (
         "pinned-federation",
-        federation(condition=DEPLOY_CONDITION.partition(" && assertion.environment")[0]),
+        federation(condition=DEPLOY_CONDITION.partition(" && assertion.environment")[0] + ")"),
     ),
     "federation-of-an-environment-or-none": (
         "pinned-federation",
-        federation(condition=f"{DEPLOY_CONDITION[:-1]}' || '' == '"),
+        federation(condition=f"{DEPLOY_CONDITION[:-2]}' || '' == '')"),
     ),
     "federation-of-any-branch-or-the-right-one": (
         "pinned-federation",

@@ -303,7 +303,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         regions=frozenset({"us-central1"}),
         storage_classes=frozenset(),
         project="my-lab-dev",
-        people=frozenset(),
+        members=frozenset(),
         cidrs=frozenset(),
         subjects=frozenset(),
         keys=frozenset(),

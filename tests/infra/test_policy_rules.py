@@ -16,8 +16,8 @@ from infra.check.recording import UNKNOWN, Recording, UnknownValue, record
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
 from infra.gcp.outputs import compute
 from infra.naming import labels
-from infra.policy.base import Graph, StackBounds
-from infra.policy.grants import HEAD, PIPELINE
+from infra.policy.base import PIPELINE, Graph, StackBounds
+from infra.policy.grants import HEAD, NODE_ROLES
 from infra.policy.rules import RULES, Violation, apply_rule, apply_rules, bounds_of
 from infra.settings.read import parse_settings
 from tests.infra.test_config import GOOD
@@ -28,8 +28,8 @@ SUBNET = "projects/p/regions/us-west4/subnetworks/s"
 
 
 PINNED = (
-    "assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
-    " && assertion.event_name != 'pull_request_target'"
+    "(assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
+    " && assertion.event_name != 'pull_request_target')"
 )
 
 
@@ -44,6 +44,7 @@ class Lab:
     def __init__(self, type_: str = "runtime:test:Lab") -> None:
         self.google = gcp.Provider("google", project="my-lab")
         self.cluster = kubernetes.Provider("cluster", context="lab")
+        self.type = type_
         self.component = Component("lab", type_, pulumi.ResourceOptions(providers=[self.google, self.cluster]))
 
     def opts(self, **others: Any) -> pulumi.ResourceOptions:
@@ -109,9 +110,11 @@ class Lab:
         )
 
     def custom_role(self, *permissions: str) -> gcp.projects.IAMCustomRole:
-        return gcp.projects.IAMCustomRole(
-            "lab-role", role_id="lab", title="Lab", permissions=[*permissions], opts=self.opts()
-        )
+        opts, name = self.opts(), "lab-role"
+        if self.type == HEAD:
+            # A head has the roles of a component of their own.
+            opts, name = pulumi.ResourceOptions(parent=Component("lab-nodes", NODE_ROLES, opts)), "lab-nodes-role"
+        return gcp.projects.IAMCustomRole(name, role_id="lab", title="Lab", permissions=[*permissions], opts=opts)
 
     def namespace(self, *, quota: bool = True, deny: dict[str, Any] | None = None) -> None:
         labels = LABELS | {"pod-security.kubernetes.io/enforce": "baseline"}
@@ -436,7 +439,8 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         [
             (
                 "lab-g",
-                "grants `roles/storage.admin`, allowed are roles/storage.objectUser, roles/storage.objectViewer",
+                "grants `roles/storage.admin`, allowed are roles/storage.objectUser, roles/storage.objectViewer,"
+                " roles/storage.objectAdmin",
             )
         ],
     ),
@@ -457,7 +461,7 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         lambda lab: (
             lab.custom_role("tpu.nodes.list", "pubsub.topics.setIamPolicy", "iam.serviceAccounts.actAs") and None
         ),
-        [("lab-role", "contains `pubsub.topics.setIamPolicy`, `iam.serviceAccounts.actAs`")],
+        [("lab-nodes-role", "contains `pubsub.topics.setIamPolicy`, `iam.serviceAccounts.actAs`")],
     ),
     (
         "tasks-stay",
@@ -782,8 +786,8 @@ def test_protection_follows_what_the_stack_says(protect: bool | None, program: P
     ("component", "role", "count"),
     [
         ("runtime:ray:RayHead", "roles/logging.logWriter", 0),
-        ("runtime:ray:RayHead", "roles/iam.roleAdmin", 1),
-        ("runtime:identity:CiIdentity", "roles/iam.roleAdmin", 0),
+        ("runtime:ray:RayHead", "roles/iam.serviceAccountAdmin", 1),
+        ("runtime:identity:CiIdentity", "roles/iam.serviceAccountAdmin", 0),
         ("runtime:identity:CiIdentity", "roles/resourcemanager.projectIamAdmin", 1),
         ("runtime:queue:Queue", "roles/logging.logWriter", 1),
     ],
@@ -848,10 +852,9 @@ def test_bounds_are_what_the_settings_say() -> None:
         regions=frozenset({"us-west4", "us-east1", "eu"}),
         storage_classes=frozenset(),
         project=values["project"],
-        people=frozenset({"group:ops@example.com"}),
+        members=frozenset({"group:ops@example.com"}),
         cidrs=frozenset({"10.64.0.0/20"}),
         subjects=frozenset(),
-        repository=(12, 34),
         keys=frozenset(),
         image_projects=BOOT_IMAGE_PROJECTS | {values["project"]},
     )

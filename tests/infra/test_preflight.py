@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from infra.cli import main
+from infra.naming import NODE_ROLES
 from infra.preflight import command as subject
 from infra.preflight.command import load_settings, preflight
 from infra.preflight.findings import Level, PreflightFinding
@@ -50,6 +51,9 @@ def google() -> Iterator[GoogleServer]:
         server.put(name, name=name)
     for secret in ("hf-token", "wandb-api-key"):
         server.put_secret(f"marin-us-central2-{secret}", b"x")
+    accounts = f"{where}/serviceAccounts/marin-pipeline-deployer@hai-gcp-models.iam.gserviceaccount.com"
+    for name in (accounts, *(f"{where}/roles/{role}" for role in NODE_ROLES.values())):
+        server.put(name, name=name)
     yield server
     server.stop()
     assert server.refused == []
@@ -128,7 +132,7 @@ def test_stack_without_google_is_asked_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "stack", ["dev", "marin-us-central2", "marin-us-west4", "marin-eu-west4", "skylight", "phoebe"]
+    "stack", ["dev", "marin-pipeline", "marin-us-central2", "marin-us-west4", "marin-eu-west4", "skylight", "phoebe"]
 )
 def test_every_name_that_the_program_takes_is_looked_up(stack: str) -> None:
     """The program is authoritative; this module must derive the same from the settings."""
