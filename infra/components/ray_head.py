@@ -14,7 +14,7 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.shared import Members, Part, StackSite, as_member
+from infra.components.shared import Members, Part, StackSite, as_member, shown_title
 from infra.gcp.machines import disk_types, maintenance
 from infra.machine.head_agent import digest
 from infra.render.autoscaler import render_autoscaler
@@ -96,14 +96,15 @@ class NodeRoles(Part):
     """`projects/P/roles/ID` of the roles `head` and `reaper`."""
 
     def __init__(self, name: str, args: NodeRolesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("runtime:ray:NodeRoles", name, args.site, args.apis, opts)
+        site = args.site
+        super().__init__("runtime:ray:NodeRoles", name, site, args.apis, opts)
         wanted = {
             "head": ("Makes and removes TPU nodes", HEAD_PERMISSIONS),
             "reaper": ("Lists, adds and removes TPU nodes", REAPER_PERMISSIONS),
         }
         self.names = {
             kind: self._custom_role(
-                f"{name}-{kind}", args.ids[kind], title, f"{title} of Ray clusters. Made by Pulumi.", permissions
+                f"{name}-{kind}", args.ids[kind], shown_title(site, title), f"{title} of Ray clusters", permissions
             ).name
             for kind, (title, permissions) in wanted.items()
         }

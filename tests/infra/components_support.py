@@ -33,6 +33,8 @@ SERVICES = (
     "billingbudgets",
     "iamcredentials",
     "sts",
+    "cloudbilling",
+    "cloudkms",
 )
 
 

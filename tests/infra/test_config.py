@@ -167,7 +167,9 @@ def test_empty_key_where_an_object_or_a_list_belongs_is_refused(where: str, hint
 def test_empty_key_as_the_engine_passes_it_is_refused_too(key: str) -> None:
     config = {f"research-runtime:{each}": "{}" for each in KEYS} | CLOSED_DOOR
     config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false", f"research-runtime:{key}": ""}
-    config |= {f"research-runtime:{each}": "" for each in ("project", "region", "zone", "impersonate", "kms_key")}
+    config |= {
+        f"research-runtime:{each}": "" for each in ("project", "region", "zone", "impersonate", "deployer", "kms_key")
+    }
     with pytest.raises(InvalidSettings) as refused:
         settings_from("west", config)
     assert [(each.path, each.message) for each in refused.value.problems] == [(key, "is empty")]
@@ -635,6 +637,8 @@ SEVERAL = {
     "secrets/hf-token/env",
     "secrets/other",
     "zone",
+    "ci",
+    f"{REPOSITORY}/repository_id",
 }
 
 
@@ -925,7 +929,9 @@ def test_encrypted_setting_is_refused_and_its_value_not_told() -> None:
 
 def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
     config = CLOSED_DOOR | {f"research-runtime:{key}": "{}" for key in KEYS}
-    config |= {f"research-runtime:{key}": "" for key in ("project", "region", "zone", "impersonate", "kms_key")}
+    config |= {
+        f"research-runtime:{key}": "" for key in ("project", "region", "zone", "impersonate", "deployer", "kms_key")
+    }
     config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false"}
 
     assert settings_from("empty", config) == StackSettings(stack="empty")

@@ -328,7 +328,7 @@ BAD: dict[str, tuple[str, Program]] = {
         made(gcp.folder.IAMMember, folder="folders/1", role="roles/viewer", member=STRANGER),
     ),
     "billing-grant": (
-        "allowed-types",
+        "allowed-roles",
         made(gcp.billing.AccountIamMember, billing_account_id="1", role="roles/billing.admin", member=STRANGER),
     ),
     "provider-of-another-project": ("regions", lambda lab: gcp.Provider("other", project="stranger") and None),

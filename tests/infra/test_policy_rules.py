@@ -439,8 +439,10 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         [
             (
                 "lab-g",
-                "grants `roles/storage.admin`, allowed are roles/storage.objectUser, roles/storage.objectViewer,"
-                " roles/storage.objectAdmin",
+                (
+                    "grants `roles/storage.admin`, allowed are roles/storage.objectUser, roles/storage.objectViewer,"
+                    " roles/storage.objectAdmin"
+                ),
             )
         ],
     ),

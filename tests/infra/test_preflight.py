@@ -35,8 +35,13 @@ def marin() -> StackSettings:
 
 @pytest.fixture(scope="module")
 def central() -> StackSettings:
-    """A stack with its own pipeline identity, repositories and secrets."""
+    """A stack with its own repositories and secrets."""
     return load_settings("marin-us-central2", ROOT)
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> StackSettings:
+    return load_settings("marin-pipeline", ROOT)
 
 
 @pytest.fixture
@@ -106,7 +111,7 @@ def test_project_in_which_all_can_be_made_has_no_trouble(google: GoogleServer, m
     assert [each.message for each in findings if each.check in ("names", "identity", "zone")] == [
         "ada@example.org",
         "us-west4-a is up",
-        "9 of 9 are free",
+        "13 of 13 are free",
     ]
 
 
@@ -116,7 +121,7 @@ def test_nothing_is_written(google: GoogleServer, central: StackSettings) -> Non
     assert {request.method for request in google.log} == {"GET"}
 
 
-def test_stack_with_a_pipeline_and_its_own_stores_has_no_trouble(google: GoogleServer, central: StackSettings) -> None:
+def test_stack_with_its_own_stores_has_no_trouble(google: GoogleServer, central: StackSettings) -> None:
     google.resources = {name: each for name, each in google.resources.items() if "repositories" not in name}
     google.resources = {name: each for name, each in google.resources.items() if "secrets" not in name}
 
@@ -165,17 +170,12 @@ def test_names_of_an_earlier_up_are_this_stacks_own(google: GoogleServer, marin:
     google.put(f"b/{bucket}", name=bucket, **own)
     email = "marin-us-west4-pusher@hai-gcp-models.iam.gserviceaccount.com"
     google.put(f"projects/hai-gcp-models/serviceAccounts/{email}", displayName="Pushes images (marin-us-west4)")
-    google.put(
-        "projects/hai-gcp-models/roles/marin_us_west4_main_head",
-        title="Makes and removes TPU nodes of marin-us-west4-main",
-    )
-
     findings = look(google, marin)
 
     assert troubles(findings) == {}
-    assert sum(each.message.endswith("is there and this stack's own") for each in findings) == 3
+    assert sum(each.message.endswith("is there and this stack's own") for each in findings) == 2
     assert findings[-1].check.startswith("policy")
-    assert [each.message for each in findings if each.check == "names"] == ["6 of 9 are free"]
+    assert [each.message for each in findings if each.check == "names"] == ["11 of 13 are free"]
 
 
 def test_name_of_another_stack_fails(google: GoogleServer, marin: StackSettings) -> None:
@@ -212,16 +212,16 @@ def test_name_of_nobody_is_a_warning_and_adopted_where_that_is_set(google: Googl
     ]
 
 
-def test_soft_deleted_names_fail_unless_they_are_adopted(google: GoogleServer, central: StackSettings) -> None:
-    role = "projects/hai-gcp-models/roles/marin_us_central2_deployer"
-    pool = "projects/hai-gcp-models/locations/global/workloadIdentityPools/marin-us-central2-ci"
+def test_soft_deleted_names_fail_unless_they_are_adopted(google: GoogleServer, pipeline: StackSettings) -> None:
+    role = "projects/hai-gcp-models/roles/marin_pipeline_deployer"
+    pool = "projects/hai-gcp-models/locations/global/workloadIdentityPools/marin-pipeline-ci"
     google.put(role, name=role, deleted=True)
     google.put(pool, name=pool, state="DELETED")
 
-    found = {each.check: each.level.value for each in look(google, central) if "soft-deleted" in each.message}
-    adopted = look(google, replace(central, adopt=True))
+    found = {each.check: each.level.value for each in look(google, pipeline) if "soft-deleted" in each.message}
+    adopted = look(google, replace(pipeline, adopt=True))
 
-    assert found == {"name marin_us_central2_deployer": "fail", "name marin-us-central2-ci": "fail"}
+    assert found == {"name marin_pipeline_deployer": "fail", "name marin-pipeline-ci": "fail"}
     assert {each.level.value for each in adopted if "soft-deleted" in each.message} == {"ok"}
 
 
@@ -508,11 +508,16 @@ ON_CONDITION = {"rules": [{"denyAll": True, "condition": {"expression": "resourc
     ],
 )
 def test_organisation_policy_is_judged_by_what_the_stack_does(
-    google: GoogleServer, central: StackSettings, constraint: str, spec: dict[str, Any], level: str
+    google: GoogleServer,
+    central: StackSettings,
+    pipeline: StackSettings,
+    constraint: str,
+    spec: dict[str, Any],
+    level: str,
 ) -> None:
     google.org_policies[constraint] = spec
 
-    found = {each.check: each for each in look(google, central)}
+    found = {each.check: each for each in look(google, pipeline if "workloadIdentity" in constraint else central)}
 
     finding = found[f"policy {constraint}"]
     assert finding.level.value == level
@@ -601,7 +606,7 @@ def test_command_prints_findings_and_exits_with_2_where_one_fails(
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("RUNTIME_GOOGLE_API", google.url)
     assert main(["preflight", "--stack", "marin-us-west4"]) == 0
-    assert "ok    names                         9 of 9 are free\n" in capsys.readouterr().out
+    assert "ok    names                         13 of 13 are free\n" in capsys.readouterr().out
 
     google.org_policies["compute.requireOsLogin"] = ENFORCE
     assert main(["preflight", "--stack", "marin-us-west4", "-o", "json"]) == 2

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from infra.check.recording import Recording, UnknownValue, record
+from infra.naming import NODE_ROLES
 from infra.policy.base import PROJECT_GRANT
-from infra.policy.grants import PROJECT_ROLES
+from infra.policy.grants import HEAD, PROJECT_ROLES
 from infra.policy.rules import apply_rules, bounds_of
 from infra.program import build
 from infra.render.cluster import cpus_per_host
@@ -154,7 +155,8 @@ def test_every_exception_for_project_grants_is_needed_by_some_stack() -> None:
             if not isinstance(grant.inputs["role"], UnknownValue):
                 used.add((found.get(grant.parent or "").type, grant.inputs["role"]))
 
-    assert set(PROJECT_ROLES) == used
+    made = {(HEAD, f"projects/hai-gcp-models/roles/{role}") for role in NODE_ROLES.values()}
+    assert set(PROJECT_ROLES) | made == used
 
 
 def test_dev_is_the_smallest_stack_of_use() -> None:
