@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 try:
@@ -23,6 +24,8 @@ from runtime.sanitize import clean
 
 def main() -> None:
     if engine.get_monitor() is not None:
+        # The engine interrupts the program once a resource has failed, and its own report says all there is to say.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         run_program()
     else:
         from infra.cli import main as run_command

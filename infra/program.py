@@ -125,11 +125,13 @@ class _GoogleParts:
 
     def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> BuiltStack:
         settings, access = self.settings, self.settings.access
+        node_roles = self._node_roles() if settings.heads else {}
         identity = Identity(
             "identity",
             IdentityArgs(
                 site=self.site,
                 roles=find_roles(settings),
+                reaper_role=node_roles.get("reaper"),
                 access=access,
                 project_grants=settings.makes_project_grants,
                 has_heads=bool(settings.heads) or (settings.ci is not None and "heads" in settings.ci.deploys),
@@ -145,7 +147,7 @@ class _GoogleParts:
         deployer: Members = {"deployer": f"serviceAccount:{settings.deployer}"} if settings.deployer else {}
         registries = self._registries(identity, everyone, deployer)
         secrets = self._secrets(identity, operators)
-        heads = self._heads(network, registries, secrets, identity, operators, researchers)
+        heads = self._heads(network, registries, secrets, node_roles, operators, researchers)
         nodes: Members = {f"{name}-node": as_member(head.node_email) for name, head in heads.items()}
         workers = nodes | self._workers(identity)
         submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
@@ -261,7 +263,7 @@ class _GoogleParts:
         network: Network | None,
         registries: Mapping[str, Registry],
         secrets: Mapping[str, Secret],
-        identity: Identity,
+        node_roles: Mapping[str, pulumi.Input[str]],
         operators: Members,
         researchers: Members,
     ) -> dict[str, RayHead]:
@@ -269,7 +271,6 @@ class _GoogleParts:
             return {}
         assert network is not None  # `parse_settings` requires it, and the zone
         assert self.settings.zone is not None
-        node_roles = self._node_roles()
         kept = self.settings.records
         # By name and not by the bucket, whose grants wait for the accounts of the heads.
         records = None if kept is None else f"gs://{name_bucket(kept, self.site.names)}"
@@ -288,14 +289,13 @@ class _GoogleParts:
                     network=network.network,
                     subnet=network.subnet,
                     cidr=network.cidr,
-                    node_roles=node_roles,
+                    node_role=node_roles["head"],
                     firewalls=self.settings.host_project is None,
                     environment={
                         secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)
                         for secret in head.environment
                     },
                     repositories=pulled_from,
-                    reapers={"reaper": identity.members[Role.REAPER]},
                     operators=operators,
                     users=researchers,
                     records=records,

@@ -42,6 +42,8 @@ SSH_ONLY: Final = "destination.port == 22"
 class IdentityArgs:
     site: StackSite
     roles: Sequence[Role]
+    reaper_role: pulumi.Input[str] | None = None
+    """`projects/P/roles/ID` of the role that the account `reaper` has in the project."""
     access: AccessSettings = AccessSettings()
     project_grants: bool = True
     """Whether to make people's grants on the whole project."""
@@ -75,7 +77,7 @@ class Identity(Part):
         self.emails = {role: account.email for role, account in accounts.items()}
         self.members = {role: as_member(each.email) for role, each in accounts.items()}
         people = find_people_grants(args.access, has_heads=args.has_heads) if args.project_grants else ()
-        for grant in (*self._machine_grants(), *people):
+        for grant in (*self._machine_grants(args.reaper_role), *people):
             self._project_grant(f"{name}-{grant.label}", grant.role, grant.member, condition=grant.condition)
         self.register_outputs(
             {
@@ -84,7 +86,9 @@ class Identity(Part):
             }
         )
 
-    def _machine_grants(self) -> Iterator[ProjectGrant]:
+    def _machine_grants(self, reaper_role: pulumi.Input[str] | None) -> Iterator[ProjectGrant]:
+        if reaper_role is not None:
+            yield ProjectGrant(label="reaper-nodes", role=reaper_role, member=self.members[Role.REAPER])
         for role, member in self.members.items():
             if role in MACHINES:
                 for kind, granted in MACHINE_ROLES.items():

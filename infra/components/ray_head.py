@@ -123,16 +123,14 @@ class RayHeadArgs:
     network: pulumi.Input[str]
     subnet: pulumi.Input[str]
     cidr: pulumi.Input[str]
-    node_roles: Mapping[str, pulumi.Input[str]]
-    """`projects/P/roles/ID` of the roles `head` and `reaper`, as `NodeRoles` makes them."""
+    node_role: pulumi.Input[str]
+    """`projects/P/roles/ID` of the role `head`, as `NodeRoles` makes it."""
     firewalls: bool = True
     """False for a network of another project: Google lets nobody else make its firewall rules."""
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
     """Secret → variable of every process of the cluster. The component grants its nodes access to each."""
     repositories: Members = field(default_factory=dict)
     """Label → `projects/P/locations/R/repositories/N` that the nodes pull from."""
-    reapers: Members = field(default_factory=dict)
-    """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Members = field(default_factory=dict)
     """Label → member that logs in to the head, and adds nodes with the nodes' identity."""
     users: Members = field(default_factory=dict)
@@ -209,9 +207,9 @@ class RayHead(Part):
         )
 
     def _head_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> list[pulumi.Resource]:
-        role, member = self._args.node_roles["head"], as_member(head.email)
+        member = as_member(head.email)
         return [
-            self._project_grant(f"{self._name}-head-tpus", role, member, "iam", "tpu"),
+            self._project_grant(f"{self._name}-head-tpus", self._args.node_role, member, "iam", "tpu"),
             self._may_act_as("head-acts-as-node", node, member),
         ]
 
@@ -249,9 +247,6 @@ class RayHead(Part):
         return [*writers, *images, *secrets]
 
     def _people_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> None:
-        role = self._args.node_roles["reaper"]
-        for label, member in sorted(self._args.reapers.items()):
-            self._project_grant(f"{self._name}-nodes-{label}", role, member, "iam", "tpu")
         for label, member in sorted(self._args.operators.items()):
             # A node runs under the nodes' identity, and a person who logs in to a machine can act as its account.
             self._may_act_as(f"node-user-{label}", node, member)

@@ -239,7 +239,7 @@ def find_project_grants(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
         made = [found for urn in graph.behind(each, "role", CUSTOM_ROLE) if (found := graph.get(urn))]
         if made and (isinstance(role, UnknownValue) or _is_custom(role, made)):
             continue
-        if _component(graph, each) == HEAD and str(role).rpartition("/")[2] in PROJECT_NODE_ROLES:
+        if _component(graph, each) in (HEAD, PEOPLE) and str(role).rpartition("/")[2] in PROJECT_NODE_ROLES:
             continue
         if isinstance(role, UnknownValue):
             yield each, "grants a role on the project that is not known before `up`", "name the role"

@@ -55,7 +55,8 @@ HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, A
 LABELLED: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ADDRESS)
 
 APIS: Final[Mapping[str, str]] = {
-    "billing": "billingbudgets",
+    "billing": "cloudbilling",
+    "billing/budget": "billingbudgets",
     "kms": "cloudkms",
     "projects": "cloudresourcemanager",
     "serviceaccount": "iam",
@@ -175,8 +176,9 @@ def _api(resource: Registration) -> str | None:
         return service.removesuffix(".googleapis.com") if isinstance(service, str) else "serviceusage"
     if resource.type == CUSTOM_ROLE:
         return "iam"
-    module = resource.type.split(":")[1].split("/")[0]
-    return APIS.get(module, module)
+    kind = resource.type.split(":")[1]
+    module = kind.split("/")[0]
+    return APIS.get(kind, APIS.get(module, module))
 
 
 # queues: no task expires or is delivered for ever, and no dead letter is lost

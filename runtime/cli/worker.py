@@ -22,7 +22,7 @@ examples:
   runtime worker --slots auto --idle-timeout 10s        all CPUs; leaves when the queue is empty
   runtime worker --gpus-per-slot 0.25 --slots 8         eight attempts share two GPUs
   runtime worker --reuse-process                        warm children, for many small tasks
-  runtime worker --stack marin-us-west4 --queue data    a queue of a stack in the cloud
+  runtime worker --stack marin-us-west4 --queue default  a queue of a stack in the cloud
   runtime worker --on hpc --count 100 --gpus 1 --stack marin-us-west4
                                                         a fleet: a hundred workers, launched as one job
 

@@ -23,6 +23,7 @@ import grpc
 
 from infra.check.recording import UNKNOWN, UnknownValue
 from infra.gcp.outputs import compute
+from tests.engine.google_access import CALLER_VARIABLE, refuse_stranger
 from tests.engine.google_refusals import refuse_firewall, refuse_key, refuse_machine
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
@@ -217,6 +218,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         refers={"allUpdatesRule.monitoringNotificationChannels.*": CHANNEL},
     ),
     KEY_GRANT: Kind(api="cloudkms", fixed=("cryptoKeyId",)),
+    "gcp:billing/accountIamMember:AccountIamMember": Kind(api="cloudbilling", fixed=("billingAccountId",)),
     "gcp:kms/keyRing:KeyRing": Kind(api="cloudkms", fixed=("name", "location")),
 }
 
@@ -227,9 +229,9 @@ STOPS: Final = ("machineType", "minCpuPlatform", "serviceAccount", "shieldedInst
 class GooglePlugin(Plugin):
     version = "10.2.0"
 
-    def __init__(self, cloud: Cloud, emulator: str | None = None) -> None:
+    def __init__(self, cloud: Cloud, emulator: str | None = None, caller: str = "") -> None:
         super().__init__()
-        self.cloud = cloud
+        self.cloud, self.caller = cloud, caller
         self.emulator = _Emulator(emulator) if emulator else None
         self.provider: Values = {}
 
@@ -289,6 +291,7 @@ class GooglePlugin(Plugin):
             return "", _known_outputs(inputs, self._outputs(wanted, inputs, serial=None))
         fault = self._start("create", wanted)
         with self.cloud.change() as world:
+            refuse_stranger(world, self.caller, "create", wanted.type, inputs)
             id_, outputs = self._make(world, wanted, inputs)
         if self.emulator is not None:
             self.emulator.create(wanted.type, id_, inputs)
@@ -332,7 +335,10 @@ class GooglePlugin(Plugin):
     def read(self, known: Resource) -> Found | None:
         fault = self._start("read", known)
         id_ = _plain_id(known.id)
-        there = self.cloud.world().resources.get(id_)
+        world = self.cloud.world()
+        there = world.resources.get(id_)
+        if there is not None:
+            refuse_stranger(world, self.caller, "read", known.type, there["inputs"])
         gone = self.emulator is not None and not self.emulator.has(known.type, id_)
         self._end("read", fault)
         if there is None or there["type"] != known.type or gone:
@@ -363,6 +369,7 @@ class GooglePlugin(Plugin):
             there = world.resources.get(wanted.id)
             if there is None:
                 raise Refused(f"Error 404: `{wanted.id}` was not found", grpc.StatusCode.NOT_FOUND)
+            refuse_stranger(world, self.caller, "update", wanted.type, inputs)
             _refuse_unless_enabled(world, wanted.type, inputs)
             _refuse_unless_there(world, wanted.type, inputs)
             _refuse_unless_encrypted(world, wanted.type, inputs)
@@ -392,6 +399,7 @@ class GooglePlugin(Plugin):
             there = world.resources.get(known.id)
             if there is None:
                 return
+            refuse_stranger(world, self.caller, "delete", known.type, there["inputs"])
             if known.type == SERVICE and not _disables(known.state):
                 return
             if known.type in (INSTANCE, SECRET) and there["inputs"].get("deletionProtection"):
@@ -798,4 +806,10 @@ def _body(type_: str, inputs: Values) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(GooglePlugin(Cloud(Path(os.environ[FOLDER_VARIABLE])), os.environ.get("PUBSUB_EMULATOR_HOST")))
+    serve(
+        GooglePlugin(
+            Cloud(Path(os.environ[FOLDER_VARIABLE])),
+            os.environ.get("PUBSUB_EMULATOR_HOST"),
+            os.environ.get(CALLER_VARIABLE, ""),
+        )
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.engine.google_store import Cloud
 from tests.engine.harness import PACK, Lab
 
-CI = {"repository": "lab/research", "repository_id": 123456789, "owner_id": 987654321}
+CI = {"repositories": {"lab/research": {"repository_id": 123456789, "owner_id": 987654321}}}
 
 
 def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> None:

@@ -14,7 +14,9 @@ from runtime.outputs import outputs_fields, parse_outputs
 from tests.engine.harness import PACK, ROOT, Lab, Step
 from tests.engine.test_stack_phoebe import STACK as PHOEBE
 
+PIPELINE = "marin-pipeline"
 MARIN = ("marin-us-central2", "marin-us-west4", "marin-eu-west4")
+"""The first owns the repositories and secrets that the others refer to."""
 PREVIEW_GOAL_S = 5.0
 
 Summary = tuple[str, str, tuple[str, ...]]
@@ -55,29 +57,6 @@ def test_skylight_is_made_as_planned_heals_and_refuses_to_go(lab: Lab) -> None:
     assert lab.cloud.world().resources == there
     assert lab.cloud.calls("delete") == []
     change(lab, "skylight")
-
-
-def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
-    # The first stack owns the repositories and secrets that the others refer to.
-    for stack in MARIN:
-        lab.init(stack)
-        make_as_planned(lab, stack)
-        expect_drift_found(lab, stack)
-        change(lab, stack)
-
-    # One changed setting: fewer nodes. Ray's file changes on the machine, and the machine stays.
-    lab.set(MARIN[0], "heads.main.pools.v4.max", 512)
-    steps = lab.preview(MARIN[0])
-    lab.cloud.forget_calls()
-    lab.up(MARIN[0])
-
-    assert [(step.op, step.name) for step in steps] == [
-        ("update", "alerts-us-central2-b-tpus"),
-        ("update", "main-head-vm"),
-    ]
-    assert {path.partition(".")[0] for path in steps[1].paths} == {"metadata"}
-    assert {call["operation"] for call in lab.cloud.calls()} == {"update"}
-    assert lab.contract(MARIN[0])["clusters"]["main"]["pools"]["v4"]["max"] == 512
 
 
 def test_head_with_every_setting_of_its_own_is_made_left_alone_and_changed_in_place(lab: Lab) -> None:
@@ -328,7 +307,9 @@ def differing(known: Any, real: Any, path: str = "contract") -> list[str]:
 
 
 def test_every_checked_in_stack_lives_its_life_here() -> None:
-    assert {"dev", "skylight", *MARIN, PHOEBE} == {path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")}
+    assert {"dev", "skylight", PIPELINE, *MARIN, PHOEBE} == {
+        path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")
+    }
 
 
 def test_differing_contracts_are_told_apart() -> None:

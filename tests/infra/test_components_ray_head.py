@@ -54,10 +54,9 @@ def sample_args(**fields: Any) -> RayHeadArgs:
         "network": NETWORK,
         "subnet": SUBNET,
         "cidr": "10.64.0.0/20",
-        "node_roles": NODE_ROLES,
+        "node_role": NODE_ROLES["head"],
         "environment": {"hf-token": SecretVariable(env="HF_TOKEN", resource=SECRET)},
         "repositories": {"images-us-west4": f"projects/{PROJECT}/locations/us-west4/repositories/marin"},
-        "reapers": {"reaper": f"serviceAccount:marin-reaper@{PROJECT}.iam.gserviceaccount.com"},
         "operators": {"operators": "group:operators@example.org"},
     }
     return RayHeadArgs(**(own | fields))
@@ -112,7 +111,7 @@ def test_head_passes_the_providers_types_and_every_policy() -> None:
         if each.custom and each.type.startswith("gcp:") and (found := find_input_problems(each.type, each.inputs))
     }
     assert problems == {}
-    others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
+    others = frozenset(sample_args().operators.values())
     assert apply_rules(recording.resources, StackBounds(members=others)) == []
 
 
@@ -203,7 +202,6 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
     recording = recorded()
     head = f"serviceAccount:marin-main-head@{PROJECT}.iam.gserviceaccount.com"
     node = f"serviceAccount:marin-main-node@{PROJECT}.iam.gserviceaccount.com"
-    reaper = f"serviceAccount:marin-reaper@{PROJECT}.iam.gserviceaccount.com"
     operators = "group:operators@example.org"
 
     accounts = recording.of_type("gcp:serviceaccount/account:Account")
@@ -211,7 +209,7 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
         ("main-head-head-account", True),
         ("main-head-node-account", True),
     ]
-    head_role, reaper_role = NODE_ROLES.values()
+    head_role = NODE_ROLES["head"]
     assert grants(recording) == {
         "main-head-head-tpus": (head_role, head),
         "main-head-head-acts-as-node": ("roles/iam.serviceAccountUser", head),
@@ -223,7 +221,6 @@ def test_head_accounts_are_protected_and_may_do_what_ray_calls_and_no_more() -> 
         "main-head-node-monitoring": ("roles/monitoring.metricWriter", node),
         "main-head-node-pulls-images-us-west4": ("roles/artifactregistry.reader", node),
         "main-head-node-reads-hf-token": ("roles/secretmanager.secretAccessor", node),
-        "main-head-nodes-reaper": (reaper_role, reaper),
         "main-head-node-user-operators": ("roles/iam.serviceAccountUser", operators),
         "main-head-head-user-operators": ("roles/iam.serviceAccountUser", operators),
     }
@@ -465,7 +462,7 @@ def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
     assert vm(recording).urn in attached.property_dependencies["disk"]
     for each in (schedule, attached):
         assert find_input_problems(each.type, each.inputs) == []
-    others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
+    others = frozenset(sample_args().operators.values())
     assert apply_rules(recording.resources, StackBounds(members=others, regions=frozenset({"us-west4"}))) == []
 
 
@@ -508,7 +505,7 @@ def test_settings_of_head_and_pools_reach_the_metadata() -> None:
 
 
 def test_head_can_be_made_without_apis_secrets_or_people() -> None:
-    recording = recorded(apis=None, environment={}, repositories={}, reapers={}, operators={})
+    recording = recorded(apis=None, environment={}, repositories={}, operators={})
 
     assert '"secrets": []' in vm(recording).inputs["metadata"]["ray-settings"]
 
