@@ -12,6 +12,7 @@ from infra.settings.model import AttemptAccess, Role, SecretSettings
 from runtime.outputs import (
     OUTPUT_NAME,
     SCHEMA,
+    BucketOutput,
     ClaimOutput,
     ClusterOutput,
     IdentityOutput,
@@ -64,6 +65,9 @@ def _outputs(built: BuiltStack) -> StackOutputs:
                 exactly_once=settings.queues[name].exactly_once,
             )
             for name, queue in built.queues.items()
+        },
+        buckets={
+            name: BucketOutput(url=_leaf(each.url), location=each.location) for name, each in built.buckets.items()
         },
         registries={
             name: {region: RegistryOutput(url=_leaf(url)) for region, url in registry.urls.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pulumi
 
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
+from infra.components.bucket import Bucket, BucketArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.identity import MACHINE_ROLES, Identity, IdentityArgs, member_label
 from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
@@ -35,6 +36,7 @@ class BuiltStack:
     network: Network | None = None
     queues: Mapping[str, Queue] = field(default_factory=dict)
     records: Records | None = None
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
     registries: Mapping[str, Registry] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     heads: Mapping[str, RayHead] = field(default_factory=dict)
@@ -170,12 +172,19 @@ class _GoogleParts:
         # The driver of a job runs on the head with the head's identity, and the units there take jobs up.
         drivers: Members = {f"{name}-head": as_member(head.head_email) for name, head in heads.items()}
         records = self._records(workers | submitters | everyone | drivers, deployer)
+        audiences = {
+            "workers": self._workers(identity),
+            "clusters": nodes | drivers,
+            "operators": operators,
+            "researchers": researchers,
+        }
         self._alerts(queues, heads)
         return BuiltStack(
             settings=settings,
             network=network,
             queues=queues,
             records=records,
+            buckets=self._buckets(audiences),
             registries=registries,
             secrets=secrets,
             heads=heads,
@@ -195,6 +204,29 @@ class _GoogleParts:
             return None
         args = RecordsArgs(site=self.site, settings=settings, users=users, publishers=publishers, apis=self.apis)
         return Records("records", args, self.opts)
+
+    def _buckets(self, audiences: Mapping[str, Members]) -> dict[str, Bucket]:
+        def members(named: Sequence[str]) -> Members:
+            found: Members = {}
+            for each in named:
+                found |= audiences.get(each, {member_label(each): each})
+            return found
+
+        return {
+            name: Bucket(
+                f"{name}-bucket",
+                BucketArgs(
+                    site=self.site,
+                    bucket=name,
+                    settings=bucket,
+                    readers=members(bucket.readers),
+                    writers=members(bucket.writers),
+                    apis=self.apis,
+                ),
+                self.opts,
+            )
+            for name, bucket in self.settings.buckets.items()
+        }
 
     def _network(self) -> Network | None:
         settings = self.settings.network
@@ -342,7 +374,7 @@ def find_services(settings: StackSettings) -> list[str]:
         "cloudresourcemanager": True,
         "serviceusage": True,
         "pubsub": bool(settings.queues),
-        "storage": settings.records is not None or bool(settings.ci and settings.ci.state_bucket),
+        "storage": bool(settings.bucket_locations) or bool(settings.ci and settings.ci.state_bucket),
         "artifactregistry": bool(settings.registries),
         "secretmanager": bool(settings.secrets),
         "compute": settings.network is not None or bool(settings.heads),

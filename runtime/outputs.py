@@ -46,6 +46,13 @@ class RecordsOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketOutput:
+    url: str
+    """`gs://BUCKET`"""
+    location: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PubSubQueueOutput:
     topic: str
     """`projects/P/topics/T`"""
@@ -154,6 +161,7 @@ class StackOutputs:
     labels: Mapping[str, str] = field(default_factory=dict)
     records: RecordsOutput | None = None
     queues: Mapping[str, QueueOutput] = field(default_factory=dict)
+    buckets: Mapping[str, BucketOutput] = field(default_factory=dict)
     registries: Mapping[str, Mapping[str, RegistryOutput]] = field(default_factory=dict)
     """By name, then by region."""
     secrets: Mapping[str, SecretOutput] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
+from infra.naming import Names
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -43,7 +44,7 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import StackSettings, TpuCapacity, TpuPoolSettings
+from infra.settings.model import MachineSettings, StackSettings, TpuCapacity, TpuPoolSettings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
@@ -350,15 +351,19 @@ MUCH_USD: Final = 10_000
 
 def find_money_notes(settings: StackSettings) -> Iterator[str]:
     """Yield what will cost money whether anybody works or not, and what a better place would save."""
-    region, records = settings.region, settings.records
+    region = settings.region
     if region is None or not settings.heads:
         return
-    place = (records.location if records is not None else None) or region
-    if (price := traffic_per_tib(place.lower(), region)) != 0:
-        known = (
-            f"costs {price:,.2f} USD for each TiB, prices of {AS_OF}" if price else "has a price that is not known here"
-        )
-        yield f"the records are in {place} and the heads with their nodes in {region}: traffic between them {known}"
+    for what, location in settings.bucket_locations.items():
+        place = location or region
+        if (price := traffic_per_tib(place.lower(), region)) != 0:
+            known = (
+                f"costs {price:,.2f} USD for each TiB, prices of {AS_OF}"
+                if price
+                else "has a price that is not known here"
+            )
+            yield f"`{what}` is in {place} and the heads with their nodes in {region}: traffic between them {known}"
+    yield from _unreadable_buckets(settings)
     pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
     minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.always > 0]
     total = sum(amount or 0.0 for _, _, amount in minima)
@@ -369,6 +374,29 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
             yield f"pool `{where}` keeps {nodes}: {_month(each, amount)}"
     if total >= MUCH_USD and len(minima) > 1:
         yield f"the pools' minima together: {total:,.2f} USD a month at prices on demand"
+
+
+def _unreadable_buckets(settings: StackSettings) -> Iterator[str]:
+    """Find buckets that a variable of a cluster names and the stack's accounts may not read."""
+    names = Names(stack=settings.stack, project=settings.project)
+    known = {each.existing or each.bucket or names.bucket(name) for name, each in settings.buckets.items()}
+    if settings.records is not None:
+        known.add(settings.records.bucket or names.bucket("records"))
+    machines: Mapping[str, MachineSettings] = {
+        **{f"heads.{name}": head for name, head in settings.heads.items()},
+        **{
+            f"heads.{name}.pools.{key}": pool
+            for name, head in settings.heads.items()
+            for key, pool in head.pools.items()
+        },
+    }
+    for where, machine in machines.items():
+        for variable, value in machine.variables.items():
+            for bucket in sorted(set(re.findall(r"gs://([a-z0-9._-]+)", value)) - known):
+                yield (
+                    f"`{where}.variables.{variable}` names gs://{bucket}, which this stack lets none of its machines read:"
+                    f" `buckets: {{NAME: {{existing: {bucket}, writers: [clusters]}}}}` does"
+                )
 
 
 def _month(pool: TpuPoolSettings, amount: float | None) -> str:

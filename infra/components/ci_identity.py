@@ -83,6 +83,7 @@ PERMISSIONS: Final[Mapping[str | None, tuple[str, ...]]] = {
         *_each("pubsub.topics", *_MANAGE),
     ),
     "records": _BUCKETS,
+    "buckets": _BUCKETS,
     "registries": _each("artifactregistry.repositories", *_MANAGE),
     "secrets": _each("secretmanager.secrets", *_MANAGE),
     "kms_key": _each("cloudkms.cryptoKeys", "getIamPolicy", "setIamPolicy"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pulumi
-from pulumi_gcp import projects, serviceaccount
+from pulumi_gcp import projects, serviceaccount, storage
 
 from infra.components.apis import Apis
 from infra.naming import Names
+
+_DAY_S: Final = 86_400
 
 Members: TypeAlias = Mapping[str, pulumi.Input[str]]
 """Label → IAM member. The label is part of the logical names of the member's grants."""
@@ -128,6 +130,53 @@ class Part(pulumi.ComponentResource):
             condition=condition,
             opts=self._options("cloudresourcemanager", *services),
         )
+
+    def _bucket(
+        self,
+        bucket: str,
+        location: str,
+        soft_delete_days: int,
+        rules: Sequence[storage.BucketLifecycleRuleArgs],
+        *,
+        versions: bool,
+    ) -> storage.Bucket:
+        site = self._site
+        return storage.Bucket(
+            f"{self._name}-bucket",
+            name=bucket,
+            project=site.project,
+            location=location.upper(),
+            storage_class="STANDARD",
+            labels=site.labels,
+            uniform_bucket_level_access=True,
+            public_access_prevention="enforced",
+            versioning=storage.BucketVersioningArgs(enabled=versions),
+            soft_delete_policy=storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=soft_delete_days * _DAY_S),
+            lifecycle_rules=[*rules, lifecycle_rule("AbortIncompleteMultipartUpload", age=7)],
+            encryption=storage.BucketEncryptionArgs(default_kms_key_name=self._kms_key) if self._kms_key else None,
+            force_destroy=False,
+            deletion_policy="ABANDON",
+            opts=self._surviving(bucket, "storage", protect=site.protect, needs=self._key_grants("storage")),
+        )
+
+    def _bucket_grant(
+        self,
+        name: str,
+        bucket: pulumi.Input[str],
+        role: str,
+        member: pulumi.Input[str],
+        condition: storage.BucketIAMMemberConditionArgs | None = None,
+    ) -> None:
+        storage.BucketIAMMember(
+            name, bucket=bucket, role=role, member=member, condition=condition, opts=self._options("storage")
+        )
+
+
+def lifecycle_rule(action: str, **condition: Any) -> storage.BucketLifecycleRuleArgs:
+    return storage.BucketLifecycleRuleArgs(
+        action=storage.BucketLifecycleRuleActionArgs(type=action),
+        condition=storage.BucketLifecycleRuleConditionArgs(**condition),
+    )
 
 
 def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:

@@ -17,6 +17,7 @@ from infra.policy.base import (
     ADDRESS,
     AGENT,
     BILLING_GRANT,
+    BUCKET,
     BUCKET_GRANT,
     CLUSTER_GRANT,
     CLUSTER_ROLE,
@@ -45,6 +46,8 @@ from infra.policy.base import (
 from infra.settings.rules import PERSON, PUBLIC_DOMAINS
 
 HEAD: Final = "runtime:ray:RayHead"
+
+DATA: Final = "runtime:bucket:Bucket"
 
 NODE_ROLES: Final = "runtime:ray:NodeRoles"
 
@@ -274,13 +277,16 @@ def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]
 
 def find_open_contract(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Whoever writes records cannot write the contract, which commands trust with secrets and images."""
+    kept = {each.inputs.get("name") for each in graph.of_type(BUCKET) if _component(graph, each) != DATA}
     for each in graph.of_type(BUCKET_GRANT):
+        bucket = each.inputs.get("bucket")
         writes = each.inputs.get("role") != "roles/storage.objectViewer" and _component(graph, each) != PIPELINE
+        if _component(graph, each) == DATA and isinstance(bucket, str) and bucket not in kept:
+            continue
         expression = get(each.inputs.get("condition"), "expression")
         if not writes or isinstance(expression, UnknownValue):
             continue
         found = _CONTRACT.fullmatch(str(expression))
-        bucket = each.inputs.get("bucket")
         # A resource that the program no longer has shows its state, `b/BUCKET`.
         if found is None or not (isinstance(bucket, UnknownValue) or str(bucket).removeprefix("b/") == found["bucket"]):
             yield each, "lets its member write the contract with the records", "exclude `contract/` by a condition"

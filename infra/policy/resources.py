@@ -407,13 +407,15 @@ def find_open_firewalls(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
 
 
 def find_open_buckets(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """Buckets are closed, keep versions, and say how long what is deleted stays."""
+    """Buckets are closed and say how long what is deleted stays; all but those of data keep versions."""
     for each in graph.of_type(BUCKET):
         if not may_be(each.inputs.get("uniformBucketLevelAccess"), True):
             yield each, "grants by object", "set `uniform_bucket_level_access`"
         if not may_be(each.inputs.get("publicAccessPrevention"), "enforced"):
             yield each, "could be made public", 'set `public_access_prevention="enforced"`'
-        if not may_be(get(each.inputs.get("versioning"), "enabled"), True):
+        parent = graph.parent(each)
+        data = parent is not None and parent.type == "runtime:bucket:Bucket"
+        if not data and not may_be(get(each.inputs.get("versioning"), "enabled"), True):
             yield each, "keeps no versions", "set `versioning`"
         if each.inputs.get("hierarchicalNamespace"):
             yield each, "has folders, which can be renamed past a condition on object names", None

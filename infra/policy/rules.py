@@ -84,21 +84,21 @@ def bounds_of(settings: StackSettings) -> StackBounds:
     regions = {settings.region, *(region for each in settings.registries.values() for region in each.regions)}
     regions |= {region for each in settings.secrets.values() for region in each.regions}
     regions |= {region for each in settings.registries.values() for region in each.existing}
-    if settings.records is not None and settings.records.location is not None:
-        regions.add(settings.records.location)
+    regions |= {location for location in settings.bucket_locations.values() if location}
     namespaces = [each for cluster in settings.kubernetes.values() for each in cluster.namespaces.values()]
     claims = [claim for namespace in namespaces for claim in namespace.claims.values()]
     lent = [path for each in settings.registries.values() for path in each.existing.values()]
     lent += [each.existing for each in settings.secrets.values() if each.existing]
     repositories = settings.ci.repositories.values() if settings.ci else ()
     access = settings.access
+    users = (each for bucket in settings.buckets.values() for each in (*bucket.readers, *bucket.writers))
     return StackBounds(
         protect=settings.protect,
         regions=frozenset(region.lower() for region in regions if region),
         storage_classes=frozenset(claim.storage_class for claim in claims if claim.storage_class),
         project=settings.project,
         lenders=frozenset(path.split("/")[1] for path in lent),
-        members=frozenset((*access.operators, *access.researchers, *access.workers)),
+        members=frozenset((*access.operators, *access.researchers, *access.workers, *users)),
         deployer=f"serviceAccount:{settings.deployer}" if settings.deployer else None,
         cidrs=frozenset([settings.network.cidr] if settings.network else []),
         subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),

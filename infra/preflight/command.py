@@ -62,7 +62,10 @@ def _run_checks(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFi
         *list_head_looks(settings, api),
         *list_pool_looks(settings, api),
     ]
-    looks += [(f"uses {wanted.what}", partial(look_for, wanted, api)) for wanted in find_referred(settings)]
+    looks += [
+        (f"uses {wanted.what}", partial(look_for, wanted, settings.region if settings.heads else None, api))
+        for wanted in find_referred(settings)
+    ]
     for check, look in looks:
         yield from guard_all(check, look)
     yield from check_names(settings, api)

@@ -11,7 +11,7 @@ from typing import Any
 from infra.naming import MAKER, MANAGED_BY, NODE_ROLES, STACK_LABEL, Names, labels
 from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
 from infra.render.firewalls import list_openings
-from infra.settings.model import StackSettings
+from infra.settings.model import BucketSettings, RecordsSettings, StackSettings
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 
 
@@ -33,8 +33,7 @@ def list_wanted(settings: StackSettings) -> Iterator[PlannedName]:
         for what, name in (("topic", names.topic(queue)), ("subscription", names.subscription(queue))):
             for taken in (name, names.dead_letters(queue)):
                 yield PlannedName(what, taken, "pubsub", f"v1/{project}/{what}s/{taken}")
-    if settings.records is not None:
-        name = settings.records.bucket or names.bucket("records")
+    for name in made_buckets(settings):
         yield PlannedName("bucket", name, "storage", f"storage/v1/b/{name}", adoptable=True)
     for registry, each in settings.registries.items():
         name = each.repository or names.repository(registry)
@@ -56,6 +55,16 @@ def list_wanted(settings: StackSettings) -> Iterator[PlannedName]:
         name = names.head(head)
         path = f"compute/v1/{project}/zones/{settings.zone}/instances/{name}"
         yield PlannedName("machine", name, "compute", path)
+
+
+def made_buckets(settings: StackSettings) -> list[str]:
+    """Return the names of the buckets that the stack makes."""
+    names = Names(stack=settings.stack, project=settings.project)
+    parts: dict[str, RecordsSettings | BucketSettings] = {**settings.buckets}
+    if settings.records is not None:
+        parts["records"] = settings.records
+    made = {key: each for key, each in parts.items() if getattr(each, "existing", None) is None}
+    return [each.bucket or names.bucket(key) for key, each in made.items()]
 
 
 def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[PlannedName]:
@@ -88,9 +97,8 @@ def check_names(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFi
         found = list(guard_all(f"name {wanted.name}", partial(_look_up, settings, wanted, api)))
         free += not found
         yield from found
-    if settings.records is not None:
-        bucket = settings.records.bucket or Names(stack=settings.stack, project=settings.project).bucket("records")
-        yield from guard_all(f"name {bucket}", lambda: _deleted_buckets(settings, bucket, api))
+    for bucket in made_buckets(settings):
+        yield from guard_all(f"name {bucket}", partial(_deleted_buckets, settings, bucket, api))
     if total:
         yield ok("names", f"{free} of {total} are free")
 
@@ -104,7 +112,7 @@ def _look_up(settings: StackSettings, wanted: PlannedName, api: GoogleApi) -> It
     except GoogleRefused as refused:
         if refused.status == 403 and not refused.disabled_api and wanted.what == "bucket":
             text = f"{thing} is another project's: the names of buckets are unique in the world"
-            yield fail(check, text, "set `records.bucket` to another name")
+            yield fail(check, text, "set its `bucket` in the stack file to another name")
             return
         if refused.disabled_api:
             return  # An API that was never on holds nothing.
@@ -150,6 +158,9 @@ def find_referred(settings: StackSettings) -> Iterator[PlannedName]:
     for secret in settings.secrets.values():
         if secret.existing is not None:
             yield PlannedName("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
+    for bucket in settings.buckets.values():
+        if bucket.existing is not None:
+            yield PlannedName("bucket", bucket.existing, "storage", f"storage/v1/b/{bucket.existing}")
     if settings.deployer is not None:
         path = f"projects/{settings.project}/serviceAccounts/{settings.deployer}"
         yield PlannedName("service account", path, "iam", f"v1/{path}")
@@ -168,7 +179,7 @@ def find_referred(settings: StackSettings) -> Iterator[PlannedName]:
                 yield PlannedName("firewall", path, "compute", f"compute/v1/{path}")
 
 
-def look_for(wanted: PlannedName, api: GoogleApi) -> Iterator[PreflightFinding]:
+def look_for(wanted: PlannedName, region: str | None, api: GoogleApi) -> Iterator[PreflightFinding]:
     check = f"uses {wanted.what}"
     found = api.find(wanted.service, wanted.path)
     if found is None or found.get("state") == "DELETED":
@@ -176,6 +187,9 @@ def look_for(wanted: PlannedName, api: GoogleApi) -> Iterator[PreflightFinding]:
         if wanted.what == "firewall":
             fix = "`python -m infra check --stack NAME` prints the commands for the owner of the network"
         yield fail(check, f"there is no `{wanted.name}`, which this stack refers to", fix)
+    elif wanted.what == "bucket" and (place := str(found.get("location", "")).lower()) != (region or place):
+        text = f"{wanted.name} is in {place} and the stack's machines in {region}: traffic between them costs money"
+        yield warn(check, text, "copy what they read into a bucket of their region")
     else:
         yield ok(check, f"{wanted.name} is there")
 

@@ -69,9 +69,9 @@ def find_key_problems(settings: StackSettings) -> Iterator[Problem]:
 def _places(settings: StackSettings) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each part with the locations of keys that fit it. Topics take a key of any location."""
     region = settings.region or ""
-    if settings.records is not None:
-        place = (settings.records.location or region).lower()
-        yield "records", (_KEYS_OF_LARGER_PLACES.get(place, place),)
+    for part, location in settings.bucket_locations.items():
+        place = (location or region).lower()
+        yield part, (_KEYS_OF_LARGER_PLACES.get(place, place),)
     for name, registry in settings.registries.items():
         for each in registry.made_regions(region):
             # https://cloud.google.com/artifact-registry/docs/cmek
@@ -86,4 +86,4 @@ def _places(settings: StackSettings) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _way_out(part: str) -> str | None:
     kind = part.partition(".")[0]
-    return "or `existing` names what a stack without this key makes" if kind in ("registries", "secrets") else None
+    return None if kind in ("records", "heads") else "or `existing` names what a stack without this key makes"

@@ -78,6 +78,23 @@ class RecordsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    """`workers`, `clusters` (heads and nodes), `operators`, `researchers`, or IAM principals. Writers read, too."""
+    location: str | None = None
+    """Region or multi-region; the stack's region by default."""
+    bucket: str | None = None
+    """Name of the bucket, unique in the world; set it if the default name is taken."""
+    existing: str | None = None
+    """Name of a bucket that another makes; this stack makes the grants only."""
+    soft_delete_days: int = 7
+    """0, or 7 to 90."""
+    delete_after_days: Mapping[str, int] = field(default_factory=dict)
+    """Prefix → age at which its objects are deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
     regions: tuple[str, ...] = ()
     """The stack's region by default."""
@@ -253,7 +270,7 @@ class CiSettings:
 
     repositories: Mapping[str, RepositorySettings]
     """`owner/name` → the jobs in it that may deploy and preview."""
-    deploys: tuple[str, ...] = ("network", "queues", "records", "registries", "secrets", "heads", "alerts")
+    deploys: tuple[str, ...] = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "alerts")
     """Keys of the parts that the deployed stacks may have, which decide the rights of the pipelines."""
     state_bucket: str | None = None
     state_key: str | None = None
@@ -306,6 +323,7 @@ class StackSettings:
     network: NetworkSettings | None = None
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
     records: RecordsSettings | None = None
+    buckets: Mapping[str, BucketSettings] = field(default_factory=dict)
     registries: Mapping[str, RegistrySettings] = field(default_factory=dict)
     secrets: Mapping[str, SecretSettings] = field(default_factory=dict)
     heads: Mapping[str, HeadSettings] = field(default_factory=dict)
@@ -327,6 +345,12 @@ class StackSettings:
         return owner if owner != self.project else None
 
     @property
+    def bucket_locations(self) -> Mapping[str, str | None]:
+        """Path of a bucket in the stack file → its `location` as it is written."""
+        found = {} if self.records is None else {"records": self.records.location}
+        return found | {f"buckets.{name}": each.location for name, each in self.buckets.items()}
+
+    @property
     def grants_key(self) -> bool:
         """Whether the stack makes the grants on its key, which is then in its own project."""
         return self.kms_key is not None and self.kms_key.startswith(f"projects/{self.project}/")
@@ -335,7 +359,7 @@ class StackSettings:
     def encrypted_services(self) -> tuple[str, ...]:
         """Short names of Google's services that encrypt with `kms_key`; empty without one."""
         made = {
-            "storage": self.records is not None,
+            "storage": self.records is not None or any(each.existing is None for each in self.buckets.values()),
             "pubsub": bool(self.queues),
             "artifactregistry": any(each.made_regions(self.region or "") for each in self.registries.values()),
             "secretmanager": any(each.existing is None for each in self.secrets.values()),
@@ -351,8 +375,8 @@ class StackSettings:
 
     @property
     def uses_google(self) -> bool:
-        google = (self.network, self.queues, self.records, self.registries, self.secrets, self.heads, self.ci)
-        return any(bool(each) for each in google)
+        parts = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "ci")
+        return any(getattr(self, part) for part in parts)
 
 
 OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")

@@ -121,7 +121,19 @@ def settings_from(
 
 
 _PARTS: Final = frozenset(
-    {"network", "queues", "records", "registries", "secrets", "heads", "kubernetes", "access", "ci", "alerts"}
+    {
+        "network",
+        "queues",
+        "records",
+        "buckets",
+        "registries",
+        "secrets",
+        "heads",
+        "kubernetes",
+        "access",
+        "ci",
+        "alerts",
+    }
 )
 """Keys with objects, which the rules about the whole stack read."""
 

@@ -25,6 +25,7 @@ from infra.settings.machine_rules import (
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
+    BucketSettings,
     BudgetSettings,
     CiSettings,
     ClaimSettings,
@@ -75,7 +76,7 @@ MEMBER: Final = re.compile(
     r"|principal(?:Set)?://iam\.googleapis\.com/(?:projects/[0-9]+/)?locations/global/work(?:load|force)IdentityPools/[!-~]+"
 )
 """An IAM principal. https://cloud.google.com/iam/docs/principals-overview"""
-DEPLOYED_PARTS: Final = ("network", "queues", "records", "registries", "secrets", "heads", "alerts", "kms_key")
+DEPLOYED_PARTS: Final = (*CiSettings(repositories={}).deploys, "kms_key")
 """Keys of what a pipeline can deploy."""
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
@@ -89,6 +90,9 @@ REPOSITORY: Final = re.compile(
 )
 _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
+_ANY_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+AUDIENCES: Final = ("workers", "clusters", "operators", "researchers")
+"""Words for members of a stack: the account `worker` and its like, heads and nodes, people."""
 _BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 # https://github.com/distribution/reference has the grammar.
 _REGISTRY: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
@@ -141,7 +145,7 @@ def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
     for key in ("impersonate", "deployer"):
         yield from _form(settings, path, key, _SERVICE_ACCOUNT, account)
     yield from find_form_problems(settings, path)
-    for part in ("queues", "registries", "secrets", "heads", "kubernetes"):
+    for part in ("queues", "buckets", "registries", "secrets", "heads", "kubernetes"):
         yield from _name_problems(getattr(settings, part), join(path, part))
 
 
@@ -187,10 +191,49 @@ def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
 def _records(records: RecordsSettings, path: str) -> Iterator[Problem]:
     bucket = "3 to 63 lower case letters, digits, dashes, underscores, not Google's name"
     yield from _form(records, path, "bucket", _BUCKET, bucket)
-    if records.soft_delete_days != 0 and not 7 <= records.soft_delete_days <= 90:
-        yield wrong(join(path, "soft_delete_days"), records.soft_delete_days, "0, or 7 to 90")
+    yield from _soft_delete_problems(records, path)
     yield from _range(records, path, "logs_days", 1, 3650)
     yield from _range(records, path, "notes_days", 1, 3650)
+
+
+def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
+    form = "3 to 63 lower case letters, digits, dashes, underscores, not Google's name, without `gs://`"
+    yield from _form(bucket, path, "bucket", _BUCKET, form)
+    yield from _form(bucket, path, "existing", _ANY_BUCKET, form.replace(", not Google's name", ""))
+    yield from _soft_delete_problems(bucket, path)
+    if bucket.existing is not None:
+        for key in ("bucket", "delete_after_days"):
+            if getattr(bucket, key):
+                yield Problem(path=join(path, key), message="is set beside `existing`, whose owner decides it")
+    for prefix, days in bucket.delete_after_days.items():
+        where = join(path, f"delete_after_days.{prefix}")
+        if not re.fullmatch("[^/].*/", prefix):
+            yield wrong(where, prefix, "a prefix that ends in `/`, such as `tmp/`: objects under any other stay")
+        if not 1 <= days <= 3650:
+            yield wrong(where, days, "1 to 3,650")
+    if not bucket.readers and not bucket.writers:
+        yield Problem(
+            path=path,
+            message="has neither `readers` nor `writers`: nobody could use it",
+            hint="`writers: [workers, clusters, operators, researchers]` lets in all of the stack",
+        )
+    for key in ("readers", "writers"):
+        members: tuple[str, ...] = getattr(bucket, key)
+        for index, member in enumerate(members):
+            where = f"{join(path, key)}[{index}]"
+            if ":" in member:
+                yield from _member_problems(member, where)
+            elif member not in AUDIENCES:
+                allowed = f"one of {', '.join(AUDIENCES)}, or an IAM principal"
+                yield wrong(where, member, allowed, suggest(member, AUDIENCES))
+        yield from _repeated(members, join(path, key))
+    for member in sorted({*bucket.readers} & {*bucket.writers}):
+        yield Problem(path=join(path, "readers"), message=f"has `{member}`, a writer", hint="writers read, too")
+
+
+def _soft_delete_problems(bucket: RecordsSettings | BucketSettings, path: str) -> Iterator[Problem]:
+    if bucket.soft_delete_days != 0 and not 7 <= bucket.soft_delete_days <= 90:
+        yield wrong(join(path, "soft_delete_days"), bucket.soft_delete_days, "0, or 7 to 90")
 
 
 def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
@@ -391,7 +434,7 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
         )
 
 
-def _member_problems(member: str, where: str, *, programs_only: bool) -> Iterator[Problem]:
+def _member_problems(member: str, where: str, *, programs_only: bool = False) -> Iterator[Problem]:
     kind, _, rest = member.partition(":")
     address = rest if kind == "domain" else rest.rpartition("@")[2]
     if member in ("allUsers", "allAuthenticatedUsers") or (address.lower() in PUBLIC_DOMAINS and kind == "domain"):
@@ -487,6 +530,7 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     NetworkSettings: _network,
     QueueSettings: _queue,
     RecordsSettings: _records,
+    BucketSettings: _bucket,
     RegistrySettings: _registry,
     SecretSettings: _secret,
     HeadSettings: _head,

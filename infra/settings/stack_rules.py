@@ -39,7 +39,7 @@ def find_stack_problems(settings: StackSettings) -> list[Problem]:
 
 def _place(settings: StackSettings) -> Iterator[Problem]:
     if settings.uses_google:
-        parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
+        parts = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "ci")
         users = ", ".join(f"`{part}`" for part in parts if getattr(settings, part))
         for key in ("project", "region"):
             if getattr(settings, key) is None:
@@ -65,13 +65,32 @@ def _regions(settings: StackSettings) -> Iterator[Problem]:
     for name, secret in settings.secrets.items():
         for index, region in enumerate(secret.regions):
             yield from _region_problems(region, regions, f"secrets.{name}.regions[{index}]")
-    records = settings.records
-    if records is not None and records.location is not None:
-        larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
-        if records.location.lower() not in regions | catalog.BUCKET_LOCATIONS:
+    for where, location in settings.bucket_locations.items():
+        if location is not None and location.lower() not in regions | catalog.BUCKET_LOCATIONS:
+            larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
             allowed = f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}"
-            for problem in _region_problems(records.location.lower(), regions, "records.location"):
-                yield wrong(problem.path, records.location, allowed, problem.hint)
+            for problem in _region_problems(location.lower(), regions, f"{where}.location"):
+                yield wrong(problem.path, location, allowed, problem.hint)
+
+
+def _buckets(settings: StackSettings) -> Iterator[Problem]:
+    parts = {
+        "workers": "queues",
+        "clusters": "heads",
+        "operators": "access.operators",
+        "researchers": "access.researchers",
+    }
+    there = {"workers": settings.queues, "clusters": settings.heads} | {
+        key: getattr(settings.access, key) for key in ("operators", "researchers")
+    }
+    for name, bucket in settings.buckets.items():
+        for key in ("readers", "writers"):
+            for index, member in enumerate(getattr(bucket, key)):
+                if member in parts and not there[member]:
+                    where = f"buckets.{name}.{key}[{index}]"
+                    yield Problem(path=where, message=f"is `{member}`, and `{parts[member]}` is not set")
+    if "records" in settings.buckets and settings.records is not None:
+        yield Problem(path="buckets.records", message="has the name of the task records' bucket", hint="choose another")
 
 
 def _heads(settings: StackSettings) -> Iterator[Problem]:
@@ -273,7 +292,7 @@ def _kubernetes_clusters(settings: StackSettings) -> Iterator[Problem]:
 def _pipeline(settings: StackSettings) -> Iterator[Problem]:
     """Keep what pipelines may do out of their own reach."""
     if settings.ci is not None:
-        parts = ("queues", "records", "registries", "secrets", "heads", "network", "kubernetes", "deployer")
+        parts = ("queues", "records", "buckets", "registries", "secrets", "heads", "network", "kubernetes", "deployer")
         for part in parts:
             if getattr(settings, part):
                 yield Problem(
@@ -307,6 +326,7 @@ def _idle(settings: StackSettings) -> Iterator[Problem]:
 _RULES: Final = (
     _place,
     _regions,
+    _buckets,
     _heads,
     _subnet,
     _queues,

@@ -178,7 +178,8 @@ class Lab:
         file = self.folder / "import.json"
         self.run("preview", "--stack", stack, "--import-file", str(file))
         entries = json.loads(file.read_text())
-        parents = [each for each in entries["resources"] if each.get("component")]
+        kept = ("pulumi:providers:", "runtime:")
+        parents = [each for each in entries["resources"] if each["type"].startswith(kept)]
         found = [each | {"id": ids[each["name"]]} for each in entries["resources"] if each["name"] in ids]
         assert len(found) == len(ids), f"the preview would not make {ids.keys()}"
         file.write_text(json.dumps(entries | {"resources": [*parents, *found]}))

@@ -5,28 +5,36 @@ from __future__ import annotations
 from tests.engine.google_store import Cloud
 from tests.engine.harness import PACK, Lab
 
-CI = {"repositories": {"lab/research": {"repository_id": 123456789, "owner_id": 987654321}}}
+BOTH = ("dev", "marin-pipeline")
+"""Together they have every kind of resource that survives: APIs, bucket, pool, roles."""
 
 
 def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> None:
-    lab.init("dev")
-    # With a pipeline identity, the small stack has every surviving resource: APIs, bucket, pool, roles.
-    lab.set("dev", "ci", CI)
-    lab.up("dev")
+    for stack in BOTH:
+        lab.init(stack)
+    for key in ("ci.state_bucket", "ci.state_key"):
+        lab.set("marin-pipeline", key, None)
+    lab.set("marin-pipeline", "protect", False)
+    for stack in BOTH:
+        lab.up(stack)
     objects = {"objects": 3}
     bucket = lab.cloud.one(":Bucket")
     with lab.cloud.change() as world:
         world.resources[bucket]["outputs"] |= objects
 
-    lab.destroy("dev")
+    for stack in BOTH:
+        lab.destroy(stack)
     left = types(lab.cloud)
-    refused = lab.up("dev", check=False)
-    lab.set("dev", "adopt", True)
+    refused = [lab.up(stack, check=False) for stack in BOTH]
+    for stack in BOTH:
+        lab.set(stack, "adopt", True)
     steps = [step.op for step in lab.preview("dev", *PACK) if step.name == "records-bucket"]
-    lab.up("dev", *PACK)
-    adopted = lab.preview("dev", "--refresh")
-    lab.set("dev", "adopt", None)
-    after = lab.preview("dev", "--refresh")
+    for stack in BOTH:
+        lab.up(stack, *PACK)
+    adopted = [lab.preview(stack, "--refresh") for stack in BOTH]
+    for stack in BOTH:
+        lab.set(stack, "adopt", None)
+    after = [lab.preview(stack, "--refresh") for stack in BOTH]
     with lab.cloud.change() as world:
         del world.resources[bucket]["inputs"]["labels"]["stack"]
     drift = [(step.name, step.paths) for step in lab.preview("dev", "--refresh")]
@@ -41,11 +49,11 @@ def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> No
         "IAMCustomRole",
     }
     assert lab.cloud.world().deleted == {}
-    assert (refused.code != 0, "already exists" in refused.text) == (True, True)
+    assert [(each.code != 0, "already exists" in each.text) for each in refused] == [(True, True)] * 2
     assert steps == ["import", "update"]
-    assert adopted == []
+    assert adopted == [[], []]
     # What an import cannot compare is set by the same `up`, so only a change by hand is drift.
-    assert (after, drift) == ([], [("records-bucket", ("labels.stack",))])
+    assert (after, drift) == ([[], []], [("records-bucket", ("labels.stack",))])
     assert lab.cloud.world().resources[bucket]["outputs"]["objects"] == 3
     assert lab.preview("dev", "--refresh") == []
 

@@ -44,6 +44,7 @@ def test_pipeline_deploys_the_stacks_of_its_project_and_never_itself(lab: Lab) -
         for stack in MARIN:
             make_as_planned(lab, stack)
         expect_drift_found(lab, MARIN[0])
+        lab.up(MARIN[0], "--refresh", *PACK)
         change(lab, MARIN[0])
         # One changed setting: fewer nodes. Ray's file changes on the machine, and the machine stays.
         lab.set(MARIN[0], "heads.main.pools.v4.max", 512)

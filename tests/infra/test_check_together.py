@@ -117,15 +117,15 @@ def test_notes_on_ranges_do_not_fail_check(project: Project, capsys: pytest.Capt
     [
         (
             "us-central1",
-            ["the records are in us-central1 and the heads with their nodes in us-west4: traffic between them costs 20.48 USD for each TiB, prices of 2025"],
+            ["`records` is in us-central1 and the heads with their nodes in us-west4: traffic between them costs 20.48 USD for each TiB, prices of 2025"],
         ),
         (
             "EU",
-            ["the records are in EU and the heads with their nodes in us-west4: traffic between them costs 51.20 USD for each TiB, prices of 2025"],
+            ["`records` is in EU and the heads with their nodes in us-west4: traffic between them costs 51.20 USD for each TiB, prices of 2025"],
         ),
         (
             "africa-south1",
-            ["the records are in africa-south1 and the heads with their nodes in us-west4: traffic between them has a price that is not known here"],
+            ["`records` is in africa-south1 and the heads with their nodes in us-west4: traffic between them has a price that is not known here"],
         ),
         ("us-west4", []),
         ("US-WEST4", []),

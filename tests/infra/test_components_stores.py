@@ -8,10 +8,13 @@ import pulumi
 import pytest
 
 from infra.check.recording import Recording
+from infra.components.bucket import Bucket, BucketArgs
 from infra.components.records import CONTRACT, LOGS, NOTES, REWRITTEN, Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.settings.model import RecordsSettings, RegistrySettings, Role, SecretSettings
+from infra.policy.base import StackBounds
+from infra.policy.rules import apply_rules
+from infra.settings.model import BucketSettings, RecordsSettings, RegistrySettings, Role, SecretSettings
 from runtime.records import layout
 from tests.infra.components_support import (
     LABELS,
@@ -391,3 +394,62 @@ def test_stores_of_an_unprotected_site_may_go_and_the_bucket_still_stays() -> No
 
     assert [each.protect for each in (bucket, repository, secret)] == [False, False, False]
     assert [each.retain_on_delete for each in (bucket, repository, secret)] == [True, False, False]
+
+
+# Buckets of data
+
+
+def record_bucket(**settings: object) -> Recording:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        args = BucketArgs(
+            site=sample_site(),
+            bucket="data",
+            settings=BucketSettings(**({"writers": ("workers",)} | settings)),  # type: ignore[arg-type]
+            readers={"lab": LAB},
+            writers={"worker": WORKER},
+            apis=make_apis(opts),
+        )
+        Bucket("data-bucket", args, opts)
+
+    return run(program)
+
+
+def test_bucket_of_data_is_closed_kept_and_granted_to_those_named_alone() -> None:
+    recording = record_bucket(delete_after_days={"tmp/": 14})
+
+    (made,) = recording.of_type(BUCKET)
+    assert (made.protect, made.retain_on_delete) == (True, True)
+    assert made.inputs["name"] == "lab-1234-marin-data"
+    assert made.inputs["publicAccessPrevention"] == "enforced"
+    assert made.inputs["lifecycleRules"][0] == {
+        "action": {"type": "Delete"},
+        "condition": {"age": 14, "matchesPrefixes": ["tmp/"]},
+    }
+    assert find_grants(recording) == {
+        (LAB, "roles/storage.objectViewer", "bucket lab-1234-marin-data"),
+        (WORKER, "roles/storage.objectUser", "bucket lab-1234-marin-data"),
+    }
+    assert apply_rules(recording.resources, StackBounds(members=frozenset({LAB, WORKER}))) == []
+    assert recording.named("runtime:bucket:Bucket", "data-bucket").outputs == {
+        "bucket": "lab-1234-marin-data",
+        "url": "gs://lab-1234-marin-data",
+        "location": "us-west4",
+    }
+
+
+def test_bucket_of_another_is_granted_on_and_not_made() -> None:
+    recording = record_bucket(existing="lake")
+
+    assert recording.of_type(BUCKET) == []
+    assert {on for _member, _role, on in find_grants(recording)} == {"bucket lake"}
+
+
+def test_component_of_a_data_bucket_grants_nothing_on_the_records_without_their_condition() -> None:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        Records("records", RecordsArgs(site=sample_site()), opts)
+        settings = BucketSettings(existing="lab-1234-marin-records", writers=("workers",))
+        Bucket("d", BucketArgs(site=sample_site(), bucket="d", settings=settings, writers={"worker": WORKER}), opts)
+
+    found = apply_rules(run(program).resources, StackBounds(members=frozenset({WORKER})))
+
+    assert "closed-contract" in {each.rule for each in found}

@@ -67,6 +67,7 @@ PIPELINE: dict[str, Any] = {
 }
 
 
+WRITTEN = {"writers": ["workers"]}
 REPOSITORY = "ci/repositories/lab^runtime"
 
 
@@ -545,6 +546,18 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "kubernetes.other.context",
         "another cluster of this stack has too",
     ),
+    # buckets
+    ("buckets", {"data": {}}, "buckets.data", "neither `readers` nor `writers`"),
+    ("buckets", {"data": {"writers": ["worker"]}}, "buckets.data.writers[0]", "did you mean `workers`?"),
+    ("buckets", {"data": {"writers": ["researchers"]}}, "buckets.data.writers[0]", "`access.researchers` is not set"),
+    ("buckets", {"data": {"writers": ["user:me"]}}, "buckets.data.writers[0]", "`user:EMAIL`"),
+    ("buckets", {"data": WRITTEN | {"readers": ["workers"]}}, "buckets.data.readers", "writers read, too"),
+    ("buckets", {"data": WRITTEN | {"existing": "gs://lake"}}, "buckets.data.existing", "without `gs://`"),
+    ("buckets", {"data": WRITTEN | {"existing": "lake", "bucket": "b-1"}}, "buckets.data.bucket", "beside `existing`"),
+    ("buckets", {"data": WRITTEN | {"location": "mars"}}, "buckets.data.location", "a region of Google"),
+    ("buckets", {"data": WRITTEN | {"soft_delete_days": 3}}, "buckets.data.soft_delete_days", "0, or 7 to 90"),
+    ("buckets", {"data": WRITTEN | {"delete_after_days": {"": 1}}}, "buckets.data.delete_after_days.", "ends in `/`"),
+    ("buckets", {"records": WRITTEN}, "buckets.records", "the task records' bucket"),
     # people, pipelines, alerts
     ("access/operators", ["ops@example.com"], "access.operators[0]", "did you mean `group:ops@example.com`?"),
     ("access/operators", ["allUsers"], "access.operators[0]", "which is everybody"),

@@ -30,6 +30,14 @@ def test_converted_file_is_a_stack_that_keeps_every_rule(text: str) -> None:
     assert contract["records"]["url"].startswith("gs://lab-1234-lab")
 
 
+def test_buckets_that_variables_name_are_granted_to_heads_and_nodes() -> None:
+    recording = record_stack(settings_of(LAB))
+
+    grants = recording.of_type("gcp:storage/bucketIAMMember:BucketIAMMember")
+    granted = {(each.name, each.inputs["bucket"]) for each in grants if not each.name.startswith("records")}
+    assert granted == {(f"lab-us-central2-bucket-main-{role}-writer", "lab-us-central2") for role in ("head", "node")}
+
+
 def test_converted_secrets_are_read_by_the_cluster_and_made_by_nobody() -> None:
     recording = record_stack(settings_of(LAB))
 

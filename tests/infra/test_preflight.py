@@ -111,7 +111,7 @@ def test_project_in_which_all_can_be_made_has_no_trouble(google: GoogleServer, m
     assert [each.message for each in findings if each.check in ("names", "identity", "zone")] == [
         "ada@example.org",
         "us-west4-a is up",
-        "13 of 13 are free",
+        "14 of 14 are free",
     ]
 
 
@@ -175,7 +175,7 @@ def test_names_of_an_earlier_up_are_this_stacks_own(google: GoogleServer, marin:
     assert troubles(findings) == {}
     assert sum(each.message.endswith("is there and this stack's own") for each in findings) == 2
     assert findings[-1].check.startswith("policy")
-    assert [each.message for each in findings if each.check == "names"] == ["11 of 13 are free"]
+    assert [each.message for each in findings if each.check == "names"] == ["12 of 14 are free"]
 
 
 def test_name_of_another_stack_fails(google: GoogleServer, marin: StackSettings) -> None:
@@ -194,7 +194,7 @@ def test_bucket_of_another_project_fails_with_the_setting_to_change(google: Goog
     [finding] = [each for each in look(google, marin) if each.level is Level.FAIL]
 
     assert "unique in the world" in finding.message
-    assert finding.fix == "set `records.bucket` to another name"
+    assert finding.fix == "set its `bucket` in the stack file to another name"
 
 
 def test_name_of_nobody_is_a_warning_and_adopted_where_that_is_set(google: GoogleServer, marin: StackSettings) -> None:
@@ -606,7 +606,7 @@ def test_command_prints_findings_and_exits_with_2_where_one_fails(
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("RUNTIME_GOOGLE_API", google.url)
     assert main(["preflight", "--stack", "marin-us-west4"]) == 0
-    assert "ok    names                         13 of 13 are free\n" in capsys.readouterr().out
+    assert "ok    names                         14 of 14 are free\n" in capsys.readouterr().out
 
     google.org_policies["compute.requireOsLogin"] = ENFORCE
     assert main(["preflight", "--stack", "marin-us-west4", "-o", "json"]) == 2

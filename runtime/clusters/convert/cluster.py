@@ -6,7 +6,7 @@ The stack file is complete: what it lacks stands at its top, each with a next st
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -180,6 +180,7 @@ class _Conversion:
             "network": {"cidr": _find_range(1 + sum(each["max"] for each in pools.values()))},
             # Jobs on the cluster keep their records there.
             "records": {"location": self._region},
+            "buckets": self._find_buckets([machine, *pools.values()]),
             "registries": registries,
             "secrets": dict(sorted(set_up.secrets.items())),
             "heads": {HEAD: {**{key: each for key, each in machine.items() if each}, "pools": pools}},
@@ -195,6 +196,15 @@ class _Conversion:
             settings={key: each for key, each in settings.items() if each},
             notes=notes.all(),
         )
+
+    def _find_buckets(self, machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the buckets that variables name; the old nodes had their rights from a role in the whole project."""
+        values = [str(value) for each in machines for value in each.get("variables", {}).values()]
+        named = dict.fromkeys(bucket for value in values for bucket in re.findall(r"gs://([a-z0-9._-]+)", value))
+        for bucket in named:
+            self._notes.add("gs://", bucket, "heads and nodes may read and write it; add who else may to its `buckets`")
+        keys = {re.sub(r"[^a-z0-9]+", "-", bucket)[:40].strip("-"): bucket for bucket in named}
+        return {key: {"existing": bucket, "writers": ["clusters"]} for key, bucket in keys.items()}
 
     def _read_provider(self) -> tuple[str, str, str]:
         provider = read_table(self._file["provider"], "provider")

@@ -47,6 +47,7 @@ def test_cluster_file_becomes_the_settings_of_a_stack() -> None:
         "zone": "us-central2-b",
         "network": {"cidr": "10.64.0.0/20"},
         "records": {"location": "us-central2"},
+        "buckets": {"lab-us-central2": {"existing": "lab-us-central2", "writers": ["clusters"]}},
         "registries": {
             "images": {
                 "regions": ["us-central2"],
