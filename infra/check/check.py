@@ -274,7 +274,7 @@ def _left_grants(settings: StackSettings) -> Iterator[Grant]:
     if settings.makes_project_grants or not settings.uses_google:
         return
     for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
-        yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
+        yield Grant(member=_text(each.member), role=_text(each.role), on=f"project {settings.project}")
 
 
 def _member(each: Registration) -> str:

@@ -55,7 +55,7 @@ class IdentityArgs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectGrant:
     label: str
-    role: str
+    role: pulumi.Input[str]
     member: pulumi.Input[str]
     condition: projects.IAMMemberConditionArgs | None = None
 
