@@ -27,6 +27,9 @@ CLUSTER_LIMIT: Final = 35
 NODE_ROLES: Final = {"head": "research_runtime_head", "reaper": "research_runtime_reaper"}
 """Kind → id of the custom role that a pipeline's stack makes for all Ray clusters of the project."""
 
+JOB_ACCOUNT: Final = "runtime-job"
+"""The Kubernetes service account of jobs. In Kubernetes it has no rights and no token."""
+
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
@@ -66,9 +69,9 @@ class Names:
         """Id of a custom role: letters, digits, underscores and periods, 3 to 64."""
         return _fit(self.stack, role, least=3, limit=64).replace("-", "_")
 
-    def identity_pool(self) -> str:
+    def identity_pool(self, purpose: str = "ci") -> str:
         """4 to 32 characters; `gcp-` is Google's own prefix."""
-        return _fit(self.stack, "ci", least=4, limit=32)
+        return _fit(self.stack, purpose, least=4, limit=32)
 
     def repository(self, registry: str) -> str:
         """At most 63 characters."""

@@ -11,6 +11,7 @@ from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQ
 from infra.components.apis import Apis, ApisArgs
 from infra.components.bucket import Bucket, BucketArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
+from infra.components.federation import Federation, FederationArgs
 from infra.components.identity import MACHINE_ROLES, Identity, IdentityArgs, member_label
 from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
 from infra.components.network import Network, NetworkArgs
@@ -68,6 +69,9 @@ def _build_workspaces(settings: StackSettings) -> dict[str, dict[str, Workspace]
                     protect=settings.protect,
                     neighbours=_neighbours(namespace, cluster_settings),
                     holds_slots=namespace == cluster_settings.slot_namespace,
+                    google_account=Names(stack=settings.stack, project=settings.project).account_email("worker")
+                    if namespace_settings.workload_identity
+                    else None,
                 ),
                 pulumi.ResourceOptions(providers=[provider]),
             )
@@ -134,6 +138,7 @@ class _GoogleParts:
                 site=self.site,
                 roles=find_roles(settings),
                 reaper_role=node_roles.get("reaper"),
+                sign_ins=self._sign_ins() | dict(settings.pod_members),
                 access=access,
                 project_grants=settings.makes_project_grants,
                 has_heads=bool(settings.heads) or (settings.ci is not None and "heads" in settings.ci.deploys),
@@ -192,6 +197,14 @@ class _GoogleParts:
             ci=ci,
             workspaces=workspaces,
         )
+
+    def _sign_ins(self) -> Members:
+        """Return the machines outside of Google that sign in; in a stack without queues there is no account for them."""
+        if not self.settings.federation:
+            return {}
+        args = FederationArgs(site=self.site, issuers=self.settings.federation, apis=self.apis)
+        federation = Federation("federation", args, self.opts)
+        return dict(federation.members) if self.settings.queues else {}
 
     def _workers(self, identity: Identity) -> Members:
         """Return the account `worker`, if the stack has queues, and the programs that have its rights."""
@@ -386,8 +399,8 @@ def find_services(settings: StackSettings) -> list[str]:
         "cloudkms": settings.grants_key or bool(settings.ci and settings.ci.state_key),
         "cloudbilling": bool(settings.ci and settings.ci.billing_account),
         "billingbudgets": settings.alerts is not None and settings.alerts.budget is not None,
-        "iamcredentials": settings.ci is not None,
-        "sts": settings.ci is not None,
+        "iamcredentials": settings.signs_in,
+        "sts": settings.signs_in,
     }
     return [service for service, needed in wanted.items() if needed]
 

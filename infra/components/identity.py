@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pulumi
-from pulumi_gcp import projects
+from pulumi_gcp import projects, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.shared import Part, StackSite, as_member, shown_title
+from infra.components.shared import Members, Part, StackSite, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
 from infra.settings.read import ensure_valid
 
@@ -44,6 +44,8 @@ class IdentityArgs:
     roles: Sequence[Role]
     reaper_role: pulumi.Input[str] | None = None
     """`projects/P/roles/ID` of the role that the account `reaper` has in the project."""
+    sign_ins: Members = field(default_factory=dict)
+    """Label → machine outside of Google, or pod, that acts as the account `worker`."""
     access: AccessSettings = AccessSettings()
     project_grants: bool = True
     """Whether to make people's grants on the whole project."""
@@ -79,6 +81,14 @@ class Identity(Part):
         people = find_people_grants(args.access, has_heads=args.has_heads) if args.project_grants else ()
         for grant in (*self._machine_grants(args.reaper_role), *people):
             self._project_grant(f"{name}-{grant.label}", grant.role, grant.member, condition=grant.condition)
+        for label, member in args.sign_ins.items():
+            serviceaccount.IAMMember(
+                f"{name}-worker-{label}",
+                service_account_id=accounts[Role.WORKER].name,
+                role="roles/iam.workloadIdentityUser",
+                member=member,
+                opts=self._options("iam"),
+            )
         self.register_outputs(
             {
                 "emails": {role.value: email for role, email in self.emails.items()},

@@ -15,13 +15,12 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
+from infra.naming import JOB_ACCOUNT
 from infra.settings.cluster_rules import OWN_ADDRESSES, quantity
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from infra.settings.read import ensure_valid
 from runtime.errors import InvalidValue
 
-SERVICE_ACCOUNT: Final = "runtime-job"
-"""The service account of jobs. It has no rights and no token."""
 LAUNCHER_ROLE: Final = "runtime-launcher"
 SLOT_ROLE: Final = "runtime-gpu-slots"
 NEIGHBOUR_ROLE: Final = "runtime-job-reader"
@@ -82,6 +81,8 @@ class WorkspaceArgs:
     neighbours: Sequence[str] = ()
     """Launchers of other namespaces that share one table of GPU slots with this one, written like `settings.launchers`.
     They may look up whether a job here still exists."""
+    google_account: str | None = None
+    """E-mail address of the Google account that jobs act as, by GKE's workload identity."""
     holds_slots: bool = False
     """Whether this namespace has the table; then the neighbours may write its Lease objects."""
 
@@ -159,7 +160,7 @@ class Workspace(pulumi.ComponentResource):
         networking.v1.NetworkPolicy(
             f"{self._name}-workers",
             metadata=self._metadata("runtime-workers"),
-            spec=open_to(self._settings.egress_cidrs),
+            spec=open_to(self._settings.egress_cidrs, metadata=self._args.google_account is not None),
             opts=self._options(),
         )
 
@@ -167,7 +168,12 @@ class Workspace(pulumi.ComponentResource):
         secret = self._settings.image_pull_secret
         return core.v1.ServiceAccount(
             f"{self._name}-account",
-            metadata=self._metadata(SERVICE_ACCOUNT),
+            metadata=self._metadata(
+                JOB_ACCOUNT,
+                annotations={"iam.gke.io/gcp-service-account": account}
+                if (account := self._args.google_account)
+                else None,
+            ),
             automount_service_account_token=False,
             image_pull_secrets=[core.v1.LocalObjectReferenceArgs(name=secret)] if secret else None,
             opts=self._options(),
@@ -230,8 +236,14 @@ def claim_spec(settings: ClaimSettings) -> core.v1.PersistentVolumeClaimSpecArgs
     )
 
 
-def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
-    """Return the policy that lets the namespace's pods reach each other, name servers, HTTPS and `cidrs`."""
+METADATA: Final = (("169.254.169.252/32", (987, 988)), ("169.254.169.254/32", (80,)))
+"""Where a node of GKE gives pods tokens of their own account; with Dataplane V2 the second.
+https://cloud.google.com/kubernetes-engine/docs/how-to/workload-identity"""
+
+
+def open_to(cidrs: Sequence[str], *, metadata: bool = False) -> networking.v1.NetworkPolicySpecArgs:
+    """Return the policy that lets the namespace's pods reach each other, name servers, HTTPS and `cidrs`; with `metadata`,
+    also GKE's metadata server."""
     inside = networking.v1.NetworkPolicyPeerArgs(pod_selector=EVERY_POD)
     declared = [
         networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr, except_=_own_within(cidr)))
@@ -243,6 +255,10 @@ def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
         networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("UDP", 53), _port("TCP", 53)]),
         networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("TCP", 443)]),
     ]
+    for cidr, ports in METADATA if metadata else ():
+        block = networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr))
+        tcp = [_port("TCP", port) for port in ports]
+        egress.append(networking.v1.NetworkPolicyEgressRuleArgs(to=[block], ports=tcp))
     if declared:
         egress.append(networking.v1.NetworkPolicyEgressRuleArgs(to=declared))
     return networking.v1.NetworkPolicySpecArgs(

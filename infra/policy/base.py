@@ -35,6 +35,8 @@ class StackBounds:
     """Subjects of cluster roles, such as `Group:lab`; None: every one that Kubernetes does not reserve."""
     repositories: frozenset[tuple[int, int]] | None = None
     """Ids of the repositories and their owners that may federate; None: any."""
+    issuers: frozenset[str] | None = None
+    """Issuers whose tokens sign in, besides that of pipelines; None: any."""
     keys: frozenset[str] | None = None
     """Keys that the stack encrypts with: none or one; None: any."""
     image_projects: frozenset[str] | None = None

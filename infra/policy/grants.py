@@ -51,6 +51,8 @@ DATA: Final = "runtime:bucket:Bucket"
 
 NODE_ROLES: Final = "runtime:ray:NodeRoles"
 
+FEDERATION: Final = "runtime:identity:Federation"
+
 PEOPLE: Final = "runtime:identity:Identity"
 
 TYPES: Final = frozenset(
@@ -201,6 +203,13 @@ _FEDERATED: Final = re.compile(
     r"/attribute\.role/(?:deploy|preview)"
 )
 
+_SIGNS_IN: Final = re.compile(
+    r"principal://iam\.googleapis\.com/projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+)/subject/[^*]+"
+    r"|serviceAccount:[a-z0-9-]+\.svc\.id\.goog\[[a-z0-9-]+/runtime-job\]"
+)
+"""One subject of an issuer, or the pods of a namespace."""
+_SUBJECTS: Final = re.compile(r"assertion\.sub in \['[^'\\]+'(?:, '[^'\\]+')*\]")
+
 _ONLY: Final = (
     r"api\.getAttribute\('iam\.googleapis\.com/modifiedGrantsByRole', \[\]\)\.hasOnly\(\['[^']+'(?:, '[^']+')*\]\)"
 )
@@ -265,9 +274,11 @@ def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]
                 yield each, "grants to a member that is not known before `up`", "name the member"
         else:
             pipeline = _FEDERATED.fullmatch(str(member))
+            pipeline = pipeline or (_component(graph, each) == PEOPLE and _SIGNS_IN.fullmatch(str(member)))
         if bool(pipeline) != (each.inputs.get("role") == "roles/iam.workloadIdentityUser"):
             # The role makes tokens of an account, and a pipeline is nothing but its account.
-            yield each, f"grants `{each.inputs.get('role')}` to `{member}`", "only a pipeline may be an account"
+            hint = "only a pipeline, a machine that signs in and a pod may be an account"
+            yield each, f"grants `{each.inputs.get('role')}` to `{member}`", hint
         if not isinstance(member, UnknownValue) and not (
             isinstance(member, str) and (_is_known(graph, bounds, member) or (agents and AGENT.fullmatch(member)))
         ):
@@ -312,6 +323,9 @@ def find_wide_custom_roles(graph: Graph, bounds: StackBounds) -> Iterator[Findin
 def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
     """Tokens are accepted from one repository, and to deploy from one branch and environment of it."""
     for each in graph.of_type(IDENTITY_PROVIDER):
+        if _component(graph, each) == FEDERATION:
+            yield from _find_loose_issuer(each, bounds)
+            continue
         condition, mapping = each.inputs.get("attributeCondition"), each.inputs.get("attributeMapping")
         found = [_PINNED.fullmatch(part) for part in str(condition).split(" || ")]
         others = sorted({"aws", "saml", "x509"} & {key for key, value in each.inputs.items() if value})
@@ -334,6 +348,17 @@ def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding
             (int(each["repository"]), int(each["owner"])) for each in found if each
         ):
             yield each, "accepts tokens of a repository that the stack file does not name", "put its ids under `ci`"
+
+
+def _find_loose_issuer(provider: Registration, bounds: StackBounds) -> Iterator[Finding]:
+    """Judge the provider for machines outside of Google: one issuer, and a list of subjects."""
+    if not _SUBJECTS.fullmatch(str(provider.inputs.get("attributeCondition"))):
+        yield provider, "accepts tokens of other subjects than a list of them", "list them with `subject_condition`"
+    if provider.inputs.get("attributeMapping") != {"google.subject": "assertion.sub"}:
+        yield provider, "maps other attributes than google.subject", None
+    issuer = get(provider.inputs.get("oidc"), "issuerUri")
+    if bounds.issuers is not None and issuer not in bounds.issuers:
+        yield provider, f"accepts tokens of `{issuer}`, which the stack file does not name", "name it in `federation`"
 
 
 def find_wide_cluster_roles(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
@@ -391,7 +416,9 @@ def _limits(graph: Graph, condition: Any) -> bool:
 def _is_known(graph: Graph, bounds: StackBounds, member: str) -> bool:
     if is_own_account(graph, member) or member in (*(bounds.members or ()), bounds.deployer):
         return True
-    if federated := _FEDERATED.fullmatch(member):
+    if federated := _FEDERATED.fullmatch(member) or _SIGNS_IN.fullmatch(member):
+        if federated["id"] is None:
+            return bounds.members is None
         pools = (each.inputs.get("workloadIdentityPoolId") for each in graph.of_type(IDENTITY_POOL))
         return federated["id"] in pools
     person = PERSON.fullmatch(member)

@@ -98,11 +98,14 @@ def bounds_of(settings: StackSettings) -> StackBounds:
         storage_classes=frozenset(claim.storage_class for claim in claims if claim.storage_class),
         project=settings.project,
         lenders=frozenset(path.split("/")[1] for path in lent),
-        members=frozenset((*access.operators, *access.researchers, *access.workers, *users)),
+        members=frozenset(
+            (*access.operators, *access.researchers, *access.workers, *users, *settings.pod_members.values())
+        ),
         deployer=f"serviceAccount:{settings.deployer}" if settings.deployer else None,
         cidrs=frozenset([settings.network.cidr] if settings.network else []),
         subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),
         repositories=frozenset((each.repository_id, each.owner_id) for each in repositories) or None,
+        issuers=frozenset(each.issuer for each in settings.federation.values()),
         keys=frozenset(key for key in (settings.kms_key, settings.ci and settings.ci.state_key) if key),
         image_projects=find_image_projects(settings),
     )

@@ -84,8 +84,8 @@ def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[Planne
         made += map(names.role, NODE_ROLES)
     for name in made:
         yield PlannedName("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
-    if settings.ci is not None:
-        name = names.identity_pool()
+    pools = [*(["ci"] if settings.ci is not None else []), *(["workers"] if settings.federation else [])]
+    for name in map(names.identity_pool, pools):
         path = f"v1/{project}/locations/global/workloadIdentityPools/{name}"
         yield PlannedName("identity pool", name, "iam", path, adoptable=True)
 

@@ -18,6 +18,7 @@ from runtime.schema import Problem, join, suggest
 OWN_ADDRESSES: Final = tuple(ipaddress.ip_network(each) for each in ("169.254.0.0/16", "fe80::/10", "fd20:ce::/32"))
 """Addresses at which a machine is served what is about itself, its credentials among it."""
 _NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
+_WORKLOAD_POOL: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]\.svc\.id\.goog")
 _SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
@@ -44,6 +45,7 @@ _LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-
 def find_cluster_problems(cluster: KubernetesAccess, path: str) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
         yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
+    yield from _form(cluster, path, "workload_pool", _WORKLOAD_POOL, "`PROJECT.svc.id.goog`")
     yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
     if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
         yield wrong(

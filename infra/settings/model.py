@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from infra.gcp import catalog
+from infra.naming import JOB_ACCOUNT
 
 NAMESPACE: Final = "research-runtime"
 """The project's name, and so the prefix of our keys in a stack file."""
@@ -227,6 +228,8 @@ class NamespaceSettings:
     """Ranges that workers may connect to, beyond DNS and HTTPS to anywhere."""
     launchers: tuple[str, ...] = ()
     """Subjects that may launch: `User:alice`, `Group:lab`, `ServiceAccount:NAMESPACE/NAME`."""
+    workload_identity: bool = False
+    """Whether jobs here act as the stack's account `worker`, on a cluster with GKE's workload identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +240,8 @@ class KubernetesAccess:
     """Name that stays when the address changes; another name means another cluster, and makes everything in it again."""
     server: str
     namespaces: Mapping[str, NamespaceSettings] = field(default_factory=dict)
+    workload_pool: str | None = None
+    """`PROJECT.svc.id.goog` of a cluster on GKE, by default of the stack's project."""
     slot_namespace: str | None = None
     """The one of `namespaces` whose Lease objects record the taken parts of GPUs for all. By default each has its own
     records, which is right if no two namespaces use the same machines."""
@@ -253,6 +258,19 @@ class AccessSettings:
     project_grants: bool | None = None
     """Whether this stack makes people's grants on the whole project, by default if no pipeline deploys it. A grant has no
     owner in Google, so if several stacks of a project name the same people, one of them makes the grants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuerSettings:
+    """Machines outside of Google that get tokens of an OpenID Connect issuer: a cluster's, a site's."""
+
+    issuer: str
+    """`https://…`, the `iss` of its tokens."""
+    subjects: tuple[str, ...]
+    """The `sub` of the tokens that are let in, such as `system:serviceaccount:NAMESPACE:ACCOUNT`."""
+    audience: str = "runtime-worker"
+    jwks: str | None = None
+    """The issuer's public keys, if Google cannot reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +347,7 @@ class StackSettings:
     heads: Mapping[str, HeadSettings] = field(default_factory=dict)
     kubernetes: Mapping[str, KubernetesAccess] = field(default_factory=dict)
     access: AccessSettings = AccessSettings()
+    federation: Mapping[str, IssuerSettings] = field(default_factory=dict)
     ci: CiSettings | None = None
     deployer: str | None = None
     """Account of the pipeline that deploys the stack, from the project's stack with `ci`."""
@@ -374,8 +393,25 @@ class StackSettings:
         return self.deployer is None if chosen is None else chosen
 
     @property
+    def pod_members(self) -> Mapping[str, str]:
+        """Label → member that the jobs of a namespace with workload identity are.
+        https://cloud.google.com/kubernetes-engine/docs/how-to/workload-identity"""
+        return {
+            f"{name}-{namespace}": f"serviceAccount:{cluster.workload_pool or f'{self.project}.svc.id.goog'}"
+            f"[{namespace}/{JOB_ACCOUNT}]"
+            for name, cluster in self.kubernetes.items()
+            for namespace, its in cluster.namespaces.items()
+            if its.workload_identity
+        }
+
+    @property
+    def signs_in(self) -> bool:
+        """Whether somebody outside of Google exchanges tokens for those of an account."""
+        return bool(self.ci or self.federation or self.pod_members)
+
+    @property
     def uses_google(self) -> bool:
-        parts = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "ci")
+        parts = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "federation", "ci")
         return any(getattr(self, part) for part in parts)
 
 

@@ -31,6 +31,7 @@ from infra.settings.model import (
     ClaimSettings,
     ContainerSettings,
     HeadSettings,
+    IssuerSettings,
     KubernetesAccess,
     NamespaceSettings,
     NetworkSettings,
@@ -114,6 +115,9 @@ _REF_PART: Final = r"(?!\.)[^\x00-\x20\x7f-\xa0~^:?*\[\\'/]+(?<!\.)(?<!\.lock)"
 _REF: Final = re.compile(rf"(?!.*(?:\.\.|@\{{))refs/(?:heads|tags)/{_REF_PART}(?:/{_REF_PART})*")
 """What Git takes, without quotes and signs that stand for other names. https://git-scm.com/docs/git-check-ref-format"""
 _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
+_ISSUER: Final = re.compile(r"https://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+_AUDIENCE: Final = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
+_SUBJECT: Final = re.compile(r"[A-Za-z0-9._:/@|-]{1,127}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
@@ -145,7 +149,7 @@ def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
     for key in ("impersonate", "deployer"):
         yield from _form(settings, path, key, _SERVICE_ACCOUNT, account)
     yield from find_form_problems(settings, path)
-    for part in ("queues", "buckets", "registries", "secrets", "heads", "kubernetes"):
+    for part in ("federation", "queues", "buckets", "registries", "secrets", "heads", "kubernetes"):
         yield from _name_problems(getattr(settings, part), join(path, part))
 
 
@@ -473,6 +477,18 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
     yield from _form(ci, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
 
 
+def _issuer(issuer: IssuerSettings, path: str) -> Iterator[Problem]:
+    yield from _form(issuer, path, "issuer", _ISSUER, "`https://HOST/PATH`, the `iss` of the tokens, without a query")
+    yield from _form(issuer, path, "audience", _AUDIENCE, "letters, digits and `-._:/`, 256 at most")
+    if not issuer.subjects:
+        yield Problem(path=join(path, "subjects"), message="is empty: nobody could sign in", hint="name one")
+    for index, subject in enumerate(issuer.subjects):
+        if not _SUBJECT.fullmatch(subject):
+            where = f"{join(path, 'subjects')}[{index}]"
+            yield wrong(where, subject, "the `sub` of a token, 127 letters, digits and `-._:/@|` at most; no pattern")
+    yield from _repeated(issuer.subjects, join(path, "subjects"))
+
+
 def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:
     for key, query in (("repository_id", ".id"), ("owner_id", ".owner.id")):
         if not 0 < getattr(repository, key) <= LARGEST:
@@ -540,6 +556,7 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     NamespaceSettings: find_namespace_problems,
     ClaimSettings: find_claim_problems,
     AccessSettings: _access,
+    IssuerSettings: _issuer,
     CiSettings: _ci,
     RepositorySettings: _repository_ids,
     AlertSettings: _alerts,

@@ -300,12 +300,31 @@ def _pipeline(settings: StackSettings) -> Iterator[Problem]:
                     message="is set beside `ci`, and a pipeline that deploys this stack could change its own rights",
                     hint="put `ci` into a stack of its own, which a person brings up",
                 )
+    if settings.deployer is not None and settings.federation:
+        yield Problem(
+            path="federation",
+            message="is set beside `deployer`, and a pipeline may not decide who signs in",
+            hint="put it into the stack with `ci`, and what it prints as `members` under `access.workers` here",
+        )
     if settings.deployer is not None and settings.access.project_grants:
         yield Problem(
             path="access.project_grants",
             message="is `true`, and the pipeline that deploys this stack may not make people's grants on the project",
             hint="leave it out; the stack with `ci` makes them, with the same people under `access`",
         )
+
+
+def _workload_identity(settings: StackSettings) -> Iterator[Problem]:
+    for name, cluster in settings.kubernetes.items():
+        for namespace, its in cluster.namespaces.items():
+            if its.workload_identity and not settings.queues:
+                yield Problem(
+                    path=f"kubernetes.{name}.namespaces.{namespace}.workload_identity",
+                    message="is set, and without `queues` a stack has no account `worker` to act as",
+                    hint="set `queues`, or leave it out",
+                )
+    if settings.federation and settings.ci is None and not settings.queues:
+        yield Problem(path="federation", message="is set, and without `queues` there is nothing to sign in for")
 
 
 def _idle(settings: StackSettings) -> Iterator[Problem]:
@@ -335,6 +354,7 @@ _RULES: Final = (
     find_key_problems,
     _kubernetes_clusters,
     _pipeline,
+    _workload_identity,
     _idle,
 )
 

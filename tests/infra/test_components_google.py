@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pulumi
@@ -19,16 +20,19 @@ from infra.components.ci_identity import (
     CiIdentityArgs,
     find_permissions,
 )
+from infra.components.federation import Federation, FederationArgs
 from infra.components.identity import Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.gcp.outputs import compute
+from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
     BudgetSettings,
     CiSettings,
+    IssuerSettings,
     KubernetesAccess,
     NetworkSettings,
     QueueSettings,
@@ -709,3 +713,64 @@ def test_alerts_with_a_budget_tell_of_spend_and_of_what_is_to_come() -> None:
     assert budget.ignore_changes == ("budgetFilter.projects",)
     assert depends_on(recording, budget, recording.named(SERVICE, "apis-billingbudgets").urn)
     assert len(recording.of_type(CHANNEL)) == 6
+
+
+# Machines outside of Google, and pods
+
+
+ISSUERS = {
+    "hpc": IssuerSettings(issuer="https://sso.example.edu/hpc", subjects=("system:serviceaccount:a:b", "node-7"))
+}
+FEDERATION = "runtime:identity:Federation"
+
+
+def record_federation(issuers: Mapping[str, IssuerSettings] = ISSUERS) -> Recording:
+    return run(
+        lambda opts: Federation(
+            "federation", FederationArgs(site=sample_site(), issuers=issuers, apis=make_apis(opts)), opts
+        )
+    )
+
+
+def test_federation_lets_in_the_listed_subjects_of_each_issuer_and_is_kept() -> None:
+    recording = record_federation()
+
+    (provider,) = recording.of_type(IDENTITY_PROVIDER)
+    assert provider.inputs["attributeCondition"] == "assertion.sub in ['system:serviceaccount:a:b', 'node-7']"
+    assert provider.inputs["oidc"] == {
+        "issuerUri": "https://sso.example.edu/hpc",
+        "allowedAudiences": ["runtime-worker"],
+    }
+    assert all(each.protect and each.retain_on_delete for each in customs(recording, FEDERATION))
+    assert recording.named(FEDERATION, "federation").outputs["members"] == {
+        f"hpc-{index}": f"principal://iam.googleapis.com/{POOL}/subject/{subject}"
+        for index, subject in enumerate(ISSUERS["hpc"].subjects)
+    }
+    assert_sound(recording, FEDERATION)
+    bounds = StackBounds(issuers=frozenset({"https://sso.example.edu/hpc"}))
+    assert apply_rules(recording.resources, bounds) == []
+    found = {each.rule for each in apply_rules(recording.resources, StackBounds(issuers=frozenset()))}
+    assert found == {"pinned-federation"}
+
+
+@pytest.mark.parametrize(
+    ("member", "allowed"),
+    [
+        (f"principal://iam.googleapis.com/{POOL[:-3]}-workers/subject/node-7", True),
+        ("serviceAccount:lab-1234.svc.id.goog[train/runtime-job]", True),
+        (f"principalSet://iam.googleapis.com/{POOL}/*", False),
+        ("serviceAccount:lab-1234.svc.id.goog[train/default]", False),
+        ("group:lab@example.org", False),
+    ],
+)
+def test_account_of_workers_is_given_to_one_subject_or_the_pods_of_a_namespace_alone(
+    member: str, allowed: bool
+) -> None:
+    recording = record_identity(roles=[Role.WORKER], sign_ins={"it": member})
+
+    (grant,) = recording.of_type("gcp:serviceaccount/iAMMember:IAMMember")
+    assert (grant.inputs["role"], grant.inputs["member"]) == ("roles/iam.workloadIdentityUser", member)
+    bounds = StackBounds(members=frozenset({"serviceAccount:lab-1234.svc.id.goog[train/runtime-job]"}))
+    pool = record_federation().resources
+    found = [each for each in apply_rules([*pool, *recording.resources], bounds) if each.rule == "allowed-members"]
+    assert (found == []) == allowed
