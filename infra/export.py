@@ -114,7 +114,7 @@ def _kubernetes(built: BuiltStack) -> dict[str, KubernetesOutput]:
             namespaces={
                 name: NamespaceOutput(
                     service_account=_leaf(workspace.service_account),
-                    image_pull_secret=clusters[cluster].namespaces[name].image_pull_secret,
+                    image_pull_secrets=clusters[cluster].namespaces[name].image_pull_secrets,
                     claims={
                         claim: ClaimOutput(
                             claim=_leaf(bound),

@@ -335,6 +335,7 @@ class _GoogleParts:
                     subnet=network.subnet,
                     cidr=network.cidr,
                     node_role=node_roles["head"],
+                    ssh_cidrs=self.settings.network.ssh_cidrs if self.settings.network else (),
                     firewalls=self.settings.host_project is None,
                     environment={
                         secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)

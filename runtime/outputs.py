@@ -133,7 +133,7 @@ class ClaimOutput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceOutput:
     service_account: str
-    image_pull_secret: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
     claims: Mapping[str, ClaimOutput] = field(default_factory=dict)
 
 

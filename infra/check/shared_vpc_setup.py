@@ -45,11 +45,11 @@ def _firewalls(settings: StackSettings, host: str, network: str, cidr: str) -> l
     names = Names(stack=settings.stack, project=settings.project)
     return [
         f"gcloud compute firewall-rules create {names.firewall(f'{head}-{rule.purpose}')} --project {host}"
-        f" --network {network} --direction INGRESS --source-ranges {rule.source} --target-tags {names.cluster(head)}"
+        f" --network {network} --direction INGRESS --source-ranges {','.join(rule.sources)} --target-tags {names.cluster(head)}"
         f" --allow {','.join(_allowed(protocol, ports) for protocol, ports in rule.allowed)}"
         f" --description {shlex.quote(f'{rule.title}; cluster {names.cluster(head)}')}"
         for head in sorted(settings.heads)
-        for rule in list_openings(cidr)
+        for rule in list_openings(cidr, settings.network.ssh_cidrs if settings.network else ())
     ]
 
 

@@ -7,7 +7,7 @@ https://cloud.google.com/monitoring/api/metrics_gcp_c (compute).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -68,12 +68,13 @@ class Alerts(Part):
     A budget counts the whole project, so one of several stacks of a project has it.
     """
 
-    channels: Sequence[pulumi.Output[str]]
+    channels: list[pulumi.Output[str]]
 
     def __init__(self, name: str, args: AlertsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "alerts")
         super().__init__("runtime:monitoring:Alerts", name, args.site, args.apis, opts)
         self.channels = [self._channel(name, email) for email in dict.fromkeys(args.settings.emails)]
+        self.channels += [pulumi.Output.from_input(channel) for channel in args.settings.channels]
         for queue, watched in args.queues.items():
             self._watch_dead_letters(f"{name}-{queue}-dead-letters", queue, watched)
             self._watch_age(f"{name}-{queue}-oldest-task", queue, watched, args.settings.oldest_task_days)

@@ -64,7 +64,9 @@ class Federation(Part):
                 deletion_policy="ABANDON",
                 opts=self._surviving(f"{path}/providers/{provider_id(issuer)}", protect=site.protect),
             )
-        self.providers = {issuer: pulumi.Output.concat(pool.name, f"/providers/{provider_id(issuer)}") for issuer in args.issuers}
+        self.providers = {
+            issuer: pulumi.Output.concat(pool.name, f"/providers/{provider_id(issuer)}") for issuer in args.issuers
+        }
         self.members = {
             f"{issuer}-{index}": pulumi.Output.concat(
                 "principal://iam.googleapis.com/", pool.name, f"/subject/{subject}"

@@ -37,10 +37,10 @@ class Network(Part):
             self.subnet = pulumi.Output.from_input(args.settings.subnet)
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:
-            self._make(args.settings.cidr, flow_logs=args.settings.flow_logs)
+            self._make(args.settings)
         self._register()
 
-    def _make(self, cidr: str, *, flow_logs: bool) -> None:
+    def _make(self, settings: NetworkSettings) -> None:
         # This import takes more than a second, and only a stack that makes a network needs it.
         from pulumi_gcp import compute
 
@@ -61,14 +61,14 @@ class Network(Part):
             project=site.project,
             region=site.region,
             network=network.self_link,
-            ip_cidr_range=cidr,
+            ip_cidr_range=settings.cidr,
             private_ip_google_access=True,
             stack_type="IPV4_ONLY",
             # Each connection in a minute, of half of the packets: the rest is estimated.
             log_config=compute.SubnetworkLogConfigArgs(
                 aggregation_interval="INTERVAL_1_MIN", flow_sampling=0.5, metadata="INCLUDE_ALL_METADATA"
             )
-            if flow_logs
+            if settings.flow_logs
             else None,
             deletion_policy="DELETE",
             opts=self._kept(),
@@ -82,13 +82,28 @@ class Network(Part):
             deletion_policy="DELETE",
             opts=self._options(delete_before_replace=True),
         )
+        addresses = [
+            compute.Address(
+                f"{name}-nat-{index}",
+                name=f"{site.names.network()}-nat-{index}",
+                project=site.project,
+                region=site.region,
+                description=f"What leaves the network of stack {site.names.stack} comes from here",
+                address_type="EXTERNAL",
+                labels=site.labels,
+                deletion_policy="DELETE",
+                opts=self._kept("compute"),
+            )
+            for index in range(settings.nat_addresses)
+        ]
         compute.RouterNat(
             f"{name}-nat",
             name=site.names.network(),
             project=site.project,
             region=site.region,
             router=router.name,
-            nat_ip_allocate_option="AUTO_ONLY",
+            nat_ip_allocate_option="MANUAL_ONLY" if addresses else "AUTO_ONLY",
+            nat_ips=[each.self_link for each in addresses] or None,
             source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
             subnetworks=[
                 compute.RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])
@@ -111,8 +126,8 @@ class Network(Part):
             description="Machines of the subnet reach each other; nothing else reaches them",
             direction="INGRESS",
             priority=1000,
-            source_ranges=[cidr],
-            destination_ranges=[cidr],
+            source_ranges=[settings.cidr],
+            destination_ranges=[settings.cidr],
             allows=[compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
             deletion_policy="DELETE",
             opts=self._options(delete_before_replace=True, replace_on_changes=["network"]),

@@ -125,6 +125,8 @@ class RayHeadArgs:
     cidr: pulumi.Input[str]
     node_role: pulumi.Input[str]
     """`projects/P/roles/ID` of the role `head`, as `NodeRoles` makes it."""
+    ssh_cidrs: Sequence[str] = ()
+    """Ranges that people log in from without Google's proxy, such as a VPN's."""
     firewalls: bool = True
     """False for a network of another project: Google lets nobody else make its firewall rules."""
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
@@ -275,7 +277,7 @@ class RayHead(Part):
                 description=f"{rule.title}; cluster {self.cluster_name}",
                 network=args.network,
                 direction="INGRESS",
-                source_ranges=[rule.source],
+                source_ranges=[*rule.sources],
                 target_tags=[self.cluster_name],
                 allows=[
                     compute.FirewallAllowArgs(protocol=protocol, ports=list(ports) or None)
@@ -285,7 +287,7 @@ class RayHead(Part):
                 # Google moves no rule to another network.
                 opts=self._options("compute", delete_before_replace=True, replace_on_changes=["network"]),
             )
-            for rule in (list_openings(args.cidr) if args.firewalls else [])
+            for rule in (list_openings(args.cidr, args.ssh_cidrs) if args.firewalls else [])
         ]
 
     def _cluster(self) -> pulumi.Output[RayCluster]:

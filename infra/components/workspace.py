@@ -123,7 +123,9 @@ class Workspace(pulumi.ComponentResource):
         namespace = self._args.namespace
         return core.v1.Namespace(
             f"{self._name}-namespace",
-            metadata=meta.v1.ObjectMetaArgs(name=namespace, labels={**self._args.labels, **POD_SECURITY}),
+            metadata=meta.v1.ObjectMetaArgs(
+                name=namespace, labels={**self._settings.labels, **self._args.labels, **POD_SECURITY}
+            ),
             opts=self._options(
                 protect=self._args.protect,
                 # The deletion of a namespace deletes its claims.
@@ -165,7 +167,6 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _make_account(self) -> core.v1.ServiceAccount:
-        secret = self._settings.image_pull_secret
         return core.v1.ServiceAccount(
             f"{self._name}-account",
             metadata=self._metadata(
@@ -175,7 +176,10 @@ class Workspace(pulumi.ComponentResource):
                 else None,
             ),
             automount_service_account_token=False,
-            image_pull_secrets=[core.v1.LocalObjectReferenceArgs(name=secret)] if secret else None,
+            image_pull_secrets=[
+                core.v1.LocalObjectReferenceArgs(name=secret) for secret in self._settings.image_pull_secrets
+            ]
+            or None,
             opts=self._options(),
         )
 

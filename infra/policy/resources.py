@@ -360,8 +360,11 @@ def _find_foreign_images(machine: Registration, bounds: StackBounds) -> Iterator
 
 
 def find_open_addresses(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """Reserved addresses are of the subnet; an external one would be a way in."""
+    """Reserved addresses are of the subnet, or of its NAT; another external one would be a way in."""
     for each in graph.of_type(ADDRESS):
+        parent = graph.parent(each)
+        if parent is not None and parent.type == "runtime:network:Network":
+            continue
         if not may_be(each.inputs.get("addressType"), "INTERNAL"):
             yield each, "is an external address", 'set `address_type="INTERNAL"`'
 

@@ -102,7 +102,7 @@ def bounds_of(settings: StackSettings) -> StackBounds:
             (*access.operators, *access.researchers, *access.workers, *users, *settings.pod_members.values())
         ),
         deployer=f"serviceAccount:{settings.deployer}" if settings.deployer else None,
-        cidrs=frozenset([settings.network.cidr] if settings.network else []),
+        cidrs=frozenset([settings.network.cidr, *settings.network.ssh_cidrs] if settings.network else []),
         subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),
         repositories=frozenset((each.repository_id, each.owner_id) for each in repositories) or None,
         issuers=frozenset(each.issuer for each in settings.federation.values()),

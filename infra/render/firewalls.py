@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -17,26 +18,28 @@ _Range = TypeVar("_Range")
 class Opening(Generic[_Range]):
     purpose: str
     title: str
-    source: str | _Range
+    sources: tuple[str | _Range, ...]
     allowed: tuple[tuple[str, tuple[str, ...]], ...]
     """Protocol and ports; no ports are all of them."""
 
 
-def list_openings(cidr: _Range) -> list[Opening[_Range]]:
-    """Admit people through Google's proxy, and machines of the range `cidr`."""
-    ports = [str(port) for name, port in sorted(PORTS.items()) if name not in ("worker_min", "worker_max")]
+def list_openings(cidr: _Range, ssh_cidrs: Sequence[str] = ()) -> list[Opening[_Range]]:
+    """Admit people through Google's proxy and from `ssh_cidrs`, and machines of the range `cidr`."""
+    # Who reaches the dashboard runs code as the head, so it listens to the head alone; people come by a tunnel.
+    closed = ("dashboard", "worker_min", "worker_max")
+    ports = [str(port) for name, port in sorted(PORTS.items()) if name not in closed]
     workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
     return [
         Opening(
             purpose="ssh",
             title="SSH through the identity-aware proxy",
-            source=IAP_RANGE,
+            sources=(IAP_RANGE, *ssh_cidrs),
             allowed=(("tcp", ("22",)),),
         ),
         Opening(
             purpose="cluster",
             title="Ray between its machines",
-            source=cidr,
+            sources=(cidr,),
             allowed=(("tcp", ("22", *ports, workers)), ("icmp", ())),
         ),
     ]

@@ -264,7 +264,7 @@ case "${{1:?head or node}}" in
       --head
       --num-cpus=0
       --autoscaling-config={AUTOSCALER_FILE}
-      --dashboard-host=0.0.0.0
+      --dashboard-host=127.0.0.1
 {_options(head, indent=6)}
     )
     ;;

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from infra.settings.machine_rules import find_label_problems
 from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings
 from infra.settings.problems import find_misformed as _form
 from infra.settings.problems import find_repeated as _repeated
@@ -76,6 +78,10 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
             yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
         if not _QUANTITY.fullmatch(amount):
             yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
+        elif amount.endswith("m") and ("memory" in key or "storage" in key):
+            yield wrong(where, amount, "a size such as `64Mi`: `m` is a thousandth", f"write `{amount[:-1]}Mi`")
+        elif key == "pods" and quantity(amount) == 0:
+            yield wrong(where, amount, "at least 1: nobody could launch anything")
         elif not _IN_PARTS.fullmatch(key) and not quantity(amount).is_integer():
             yield wrong(where, amount, "a whole number: these are counted")
     if namespace.create and not namespace.quota:
@@ -87,7 +93,19 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
     for claim in namespace.claims:
         if not _DNS_NAME.fullmatch(claim):
             yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
-    yield from _form(namespace, path, "image_pull_secret", _DNS_NAME, "the name of a secret in the namespace")
+    for index, secret in enumerate(namespace.image_pull_secrets):
+        if not _DNS_NAME.fullmatch(secret):
+            yield wrong(f"{join(path, 'image_pull_secrets')}[{index}]", secret, "the name of a secret in the namespace")
+    yield from _repeated(namespace.image_pull_secrets, join(path, "image_pull_secrets"))
+    if namespace.labels and not namespace.create:
+        message = "is set beside `create: false`, and whoever made the namespace labels it"
+        yield Problem(path=join(path, "labels"), message=message, hint="leave it out")
+    for label in namespace.labels:
+        if re.match(r"(?:[a-z0-9.-]+\.)?(?:kubernetes|k8s)\.io/", label):
+            yield Problem(
+                path=join(path, f"labels.{label}"), message="is a label of Kubernetes' own", hint="leave it out"
+            )
+    yield from find_label_problems(namespace.labels, join(path, "labels"))
     for index, cidr in enumerate(namespace.egress_cidrs):
         where = f"{join(path, 'egress_cidrs')}[{index}]"
         try:
@@ -113,6 +131,11 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
 def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
     """Find claims over the quota, which Kubernetes would refuse in the middle of `up`."""
     made = [claim for claim in namespace.claims.values() if not claim.existing]
+    volumes = Counter(each.existing_volume for each in made if each.existing_volume)
+    for claim, each in namespace.claims.items():
+        if each.existing_volume and volumes[each.existing_volume] > 1:
+            message = f"is `{each.existing_volume}`, which another claim has too: a volume is bound to one"
+            yield Problem(path=join(path, f"claims.{claim}.existing_volume"), message=message)
     limits = {"requests.storage": sum(quantity(claim.size) for claim in made), "persistentvolumeclaims": len(made)}
     for key, needed in limits.items():
         limit = namespace.quota.get(key)

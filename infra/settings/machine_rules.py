@@ -6,6 +6,8 @@ Everything here ends in a script or a unit that root runs, so each rule lists wh
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
@@ -18,6 +20,7 @@ from runtime.secret_detection import find_secret_in_shell, has_known_form, is_se
 
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
+_IS_BASH: Final = re.compile(r"(?!#!)|#!\S*\b(?:env +)?(?:ba)?sh\b")
 _SCRIPT: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 SETUP_LIMIT_BYTES: Final = 16 * 1024
 """The script travels in the metadata of each machine, and once for each different pool in that of the head."""
@@ -105,6 +108,11 @@ def _setup_problems(setup: str, where: str) -> Iterator[Problem]:
             message="has what looks like the value of a secret, which is not repeated here",
             hint="everyone who sees the machine sees its metadata; `gcloud secrets versions access` in the script reads one",
         )
+    elif _IS_BASH.match(setup) and (bash := shutil.which("bash")) is not None:
+        looked = subprocess.run([bash, "-n"], input=setup, capture_output=True, text=True, check=False)
+        if looked.returncode:
+            said = (looked.stderr.strip().splitlines() or ["bash refuses it"])[0]
+            yield Problem(path=where, message=f"is no Bash: {said.rpartition('bash: ')[2]}")
 
 
 def find_container_problems(container: ContainerSettings, path: str) -> Iterator[Problem]:

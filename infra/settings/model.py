@@ -50,6 +50,10 @@ class NetworkSettings:
     """Self-link of the network of `subnet`; by default the network of the same name, as automatic subnets have it."""
     flow_logs: bool = False
     """Whether Google logs the connections of the subnet's machines."""
+    nat_addresses: int = 0
+    """Fixed external addresses of what leaves the subnet, for the allowlists of others; 0: Google chooses them."""
+    ssh_cidrs: tuple[str, ...] = ()
+    """Private ranges that people log in to heads from without Google's proxy, such as a VPN's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +226,10 @@ class NamespaceSettings:
     quota: Mapping[str, str] = field(default_factory=dict)
     """`requests.cpu: "64"`, `requests.nvidia.com/gpu: "16"`, `pods: "200"` …"""
     claims: Mapping[str, ClaimSettings] = field(default_factory=dict)
-    image_pull_secret: str | None = None
-    """Name of a secret in the namespace; a person puts its content there."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the namespace itself, which what watches over namespaces reads, such as Kueue."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of secrets in the namespace; a person puts their content there."""
     egress_cidrs: tuple[str, ...] = ()
     """Ranges that workers may connect to, beyond DNS and HTTPS to anywhere."""
     launchers: tuple[str, ...] = ()
@@ -307,6 +313,8 @@ class BudgetSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSettings:
     emails: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    """`projects/P/notificationChannels/ID` of channels that exist: Slack, PagerDuty, a webhook. Pulumi gets none of their tokens."""
     oldest_task_days: int = 21
     budget: BudgetSettings | None = None
 

@@ -118,6 +118,7 @@ _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _ISSUER: Final = re.compile(r"https://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _AUDIENCE: Final = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 _SUBJECT: Final = re.compile(r"[A-Za-z0-9._:/@|-]{1,127}")
+_CHANNEL: Final = re.compile(r"projects/[a-z0-9.:-]+/notificationChannels/[0-9]{1,20}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
@@ -175,6 +176,19 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
             message="is set beside `subnet`, and its owner says what is logged there",
             hint="leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
         )
+    yield from _range(network, path, "nat_addresses", 0, 16)
+    if network.nat_addresses and network.subnet is not None:
+        yield Problem(path=join(path, "nat_addresses"), message="is set beside `subnet`, whose owner makes its NAT")
+    for index, text in enumerate(network.ssh_cidrs):
+        where = f"{join(path, 'ssh_cidrs')}[{index}]"
+        try:
+            ssh = ipaddress.ip_network(text)
+        except ValueError:
+            yield wrong(where, text, "an IPv4 range whose host bits are zero, such as `10.8.0.0/16`")
+            continue
+        if ssh.version != 4 or not any(ssh.subnet_of(each) for each in PRIVATE if each.version == ssh.version):
+            yield wrong(where, text, f"a private IPv4 range, within {', '.join(map(str, PRIVATE))}")
+    yield from _repeated(network.ssh_cidrs, join(path, "ssh_cidrs"))
     yield from _form(network, path, "subnet", SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
@@ -501,9 +515,14 @@ def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Probl
 
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
-    if not alerts.emails:
-        hint = "write at least one address, or leave `alerts` out"
+    if not alerts.emails and not alerts.channels:
+        hint = "write at least one address or one of `channels`, or leave `alerts` out"
         yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody", hint=hint)
+    for index, channel in enumerate(alerts.channels):
+        if not _CHANNEL.fullmatch(channel):
+            hint = "`gcloud beta monitoring channels list` prints the names"
+            yield wrong(f"{join(path, 'channels')}[{index}]", channel, "`projects/P/notificationChannels/ID`", hint)
+    yield from _repeated(alerts.channels, join(path, "channels"))
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
             yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")

@@ -111,7 +111,7 @@ def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
     assert kinds_there(admin, space) == MADE
     phoebe.expect_no_changes(STACK, *PACK)
     made = parse_outputs(phoebe.contract(STACK), source="pulumi").kubernetes["phoebe"].namespaces[space]
-    assert (made.service_account, made.image_pull_secret) == ("runtime-job", "pdl-registry")
+    assert (made.service_account, made.image_pull_secrets) == ("runtime-job", ("pdl-registry",))
     assert made.claims[CLAIM].claim == CLAIM
     member = kubernetes.member("l2r")
     assert member.may("create", "jobs", group="batch", namespace=space)

@@ -51,6 +51,10 @@ class Project:
         """Write the checked-in stack after `change`, which gets its `config` with our keys stripped of their prefix."""
         content = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
         config = {key.removeprefix("research-runtime:"): value for key, value in content["config"].items()}
+        if to:
+            # They name a bucket of the original.
+            for head in config.get("heads", {}).values():
+                head.pop("variables", None)
         change(config)
         return self.write(to or stack, config)
 

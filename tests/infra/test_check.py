@@ -591,7 +591,7 @@ def test_find_shared_notes_existing_subnet_is_said(project: Project) -> None:
 def _lab(stack: str, project: Project, *, heads: bool = True, **access: Any) -> None:
     def change(config: dict[str, Any]) -> None:
         config["access"] = access
-        del config["deployer"]
+        del config["deployer"], config["buckets"]
         if not heads:
             del config["heads"]
 
@@ -677,7 +677,7 @@ def test_check_of_a_subnet_of_another_project_lists_the_commands_for_its_owner(p
     assert report.findings == ()
     assert [each for each in report.resources if each.type.endswith("Firewall")] == []
     agent = "serviceAccount:service-NUMBER@gcp-sa-tpu.iam.gserviceaccount.com"
-    ports = "tcp:22,tcp:52365,tcp:6383,tcp:44217,tcp:10001,tcp:8265,tcp:44227,tcp:6379,tcp:8080,tcp:6380,tcp:6381,tcp:6382,tcp:10002-19999"
+    ports = "tcp:22,tcp:52365,tcp:6383,tcp:44217,tcp:10001,tcp:44227,tcp:6379,tcp:8080,tcp:6380,tcp:6381,tcp:6382,tcp:10002-19999"
     rule = "gcloud compute firewall-rules create marin-us-west4-main"
     place = "--project net-host --network shared --direction INGRESS"
     tag = "--target-tags marin-us-west4-main"
@@ -705,7 +705,7 @@ def test_check_of_a_subnet_of_another_project_lists_the_commands_for_its_owner(p
 def test_check_of_a_subnet_of_the_own_project_or_without_heads_leaves_nothing_to_another(project: Project) -> None:
     own = SHARED["subnet"].replace("net-host", "hai-gcp-models")
     project.copy("marin-us-west4", lambda config: config.update(network=SHARED | {"subnet": own}), to="own")
-    project.copy("marin-us-west4", lambda config: config.update(network=SHARED, heads={}), to="headless")
+    project.copy("marin-us-west4", lambda config: config.update(network=SHARED, heads={}, buckets={}), to="headless")
 
     reports = [check_stack(each, folder=project.folder) for each in ("own", "headless")]
 

@@ -18,6 +18,7 @@ API = "https://www.googleapis.com/compute/v1/"
 SUBNET = "projects/lab-host/regions/us-west4/subnetworks"
 NETWORK = "projects/lab-host/global/networks/lab"
 OTHER_LAB: dict[str, Any] = {
+    "buckets": {},
     "project": "another-lab-1",
     "network": {"cidr": "10.64.0.0/20"},
     "registries": {},

@@ -715,6 +715,26 @@ def test_alerts_with_a_budget_tell_of_spend_and_of_what_is_to_come() -> None:
     assert len(recording.of_type(CHANNEL)) == 6
 
 
+def test_network_with_fixed_addresses_leaves_by_them_alone() -> None:
+    recording = record_network(settings=NetworkSettings(nat_addresses=2))
+
+    (nat,) = recording.of_type("gcp:compute/routerNat:RouterNat")
+    assert nat.inputs["natIpAllocateOption"] == "MANUAL_ONLY"
+    assert len(nat.inputs["natIps"]) == 2
+    addresses = recording.of_type("gcp:compute/address:Address")
+    assert [(each.inputs["addressType"], each.protect) for each in addresses] == [("EXTERNAL", True)] * 2
+    assert [each.rule for each in apply_rules(recording.resources) if each.rule == "closed-addresses"] == []
+
+
+def test_alerts_reach_channels_that_exist() -> None:
+    slack = "projects/lab-1234/notificationChannels/123"
+    recording = record_alerts(settings=AlertSettings(channels=(slack,)), queues=QUEUES)
+
+    assert recording.of_type("gcp:monitoring/notificationChannel:NotificationChannel") == []
+    policies = recording.of_type("gcp:monitoring/alertPolicy:AlertPolicy")
+    assert {tuple(each.inputs["notificationChannels"]) for each in policies} == {(slack,)}
+
+
 # Machines outside of Google, and pods
 
 

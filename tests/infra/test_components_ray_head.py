@@ -277,9 +277,17 @@ def test_head_firewall_lets_in_googles_proxy_for_ssh_and_the_own_range_for_ray()
     assert {rule["targetTags"][0] for rule in rules.values()} == {"marin-main"}
     opened = {port for allow in cluster["allows"] for port in allow.get("ports", [])}
     assert opened == {
-        *("22", "6379", "6380", "6381", "6382", "6383", "8080", "8265", "10001", "10002-19999"),
+        *("22", "6379", "6380", "6381", "6382", "6383", "8080", "10001", "10002-19999"),
         *("44217", "44227", "52365"),
     }
+
+
+def test_head_lets_people_of_a_vpn_in_by_ssh() -> None:
+    rules = {
+        each.name: each.inputs for each in recorded(ssh_cidrs=["10.8.0.0/16"]).of_type("gcp:compute/firewall:Firewall")
+    }
+
+    assert rules["main-head-ssh-firewall"]["sourceRanges"] == ["35.235.240.0/20", "10.8.0.0/16"]
 
 
 def test_head_waits_for_its_grants_and_everything_is_its_child() -> None:

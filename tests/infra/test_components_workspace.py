@@ -58,7 +58,7 @@ def spec(recording: Recording, name: str) -> Mapping[str, Any]:
 FULL = NamespaceSettings(
     quota={"pods": "50", "requests.cpu": "64"},
     claims={"scratch": ClaimSettings(size="1Ti", storage_class="shared")},
-    image_pull_secret="registry-login",
+    image_pull_secrets=("registry-login",),
     egress_cidrs=("10.8.0.0/16",),
     launchers=("Group:lab", "User:alice", "ServiceAccount:ci/deployer"),
 )
@@ -248,7 +248,7 @@ def test_jobs_run_as_an_account_without_token_that_names_the_pull_secret() -> No
 
 
 def test_account_without_a_pull_secret_names_none() -> None:
-    account = objects(record_workspace(replace(FULL, image_pull_secret=None)))["account"]
+    account = objects(record_workspace(replace(FULL, image_pull_secrets=())))["account"]
 
     assert "imagePullSecrets" not in account.inputs
 

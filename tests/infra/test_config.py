@@ -546,6 +546,52 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "kubernetes.other.context",
         "another cluster of this stack has too",
     ),
+    (
+        "kubernetes/lab/namespaces/train/quota",
+        {"pods": "0"},
+        "kubernetes.lab.namespaces.train.quota.pods",
+        "at least 1",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/quota",
+        {"requests.memory": "64m"},
+        "kubernetes.lab.namespaces.train.quota.requests.memory",
+        "write `64Mi`",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/claims",
+        {"a": {"size": "1Gi", "existing_volume": "v"}, "b": {"size": "1Gi", "existing_volume": "v"}},
+        "kubernetes.lab.namespaces.train.claims.a.existing_volume",
+        "which another claim has too",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/labels",
+        {"pod-security.kubernetes.io/enforce": "privileged"},
+        "kubernetes.lab.namespaces.train.labels.pod-security.kubernetes.io/enforce",
+        "Kubernetes' own",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/image_pull_secrets",
+        ["Login"],
+        "kubernetes.lab.namespaces.train.image_pull_secrets[0]",
+        "the name of a secret",
+    ),
+    ("kubernetes/lab/workload_pool", "my-lab", "kubernetes.lab.workload_pool", "`PROJECT.svc.id.goog`"),
+    # network and alerts
+    ("network/nat_addresses", 17, "network.nat_addresses", "allowed are 0 to 16"),
+    ("network/ssh_cidrs", ["0.0.0.0/0"], "network.ssh_cidrs[0]", "a private IPv4 range"),
+    ("network/ssh_cidrs", ["vpn"], "network.ssh_cidrs[0]", "an IPv4 range"),
+    ("alerts/channels", ["#ops"], "alerts.channels[0]", "`projects/P/notificationChannels/ID`"),
+    # who signs in
+    ("federation", {"hpc": {"issuer": "http://x", "subjects": ["a"]}}, "federation.hpc.issuer", "`https://HOST/PATH`"),
+    ("federation", {"hpc": {"issuer": "https://x.org", "subjects": []}}, "federation.hpc.subjects", "nobody could"),
+    (
+        "federation",
+        {"hpc": {"issuer": "https://x.org", "subjects": ["a*"]}},
+        "federation.hpc.subjects[0]",
+        "no pattern",
+    ),
+    ("heads/main/setup", "if true; then\n  echo\n", "heads.main.setup", "syntax error"),
     # buckets
     ("buckets", {"data": {}}, "buckets.data", "neither `readers` nor `writers`"),
     ("buckets", {"data": {"writers": ["worker"]}}, "buckets.data.writers[0]", "did you mean `workers`?"),
@@ -639,6 +685,7 @@ def test_one_wrong_setting_is_named_with_its_value_and_what_is_allowed(
 
 # Each mistake gives one line, unless it makes other values wrong: references to it, or a second rule for the value.
 SEVERAL = {
+    "kubernetes/lab/namespaces/train/claims",
     "kubernetes/lab/namespaces/default",
     "kubernetes/other",
     "network",

@@ -306,6 +306,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         members=frozenset(),
         cidrs=frozenset(),
         subjects=frozenset(),
+        issuers=frozenset(),
         keys=frozenset(),
         image_projects=BOOT_IMAGE_PROJECTS | {"my-lab-dev"},
     )

@@ -857,6 +857,7 @@ def test_bounds_are_what_the_settings_say() -> None:
         members=frozenset({"group:ops@example.com"}),
         cidrs=frozenset({"10.64.0.0/20"}),
         subjects=frozenset(),
+        issuers=frozenset(),
         keys=frozenset(),
         image_projects=BOOT_IMAGE_PROJECTS | {values["project"]},
     )

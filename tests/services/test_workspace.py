@@ -116,7 +116,7 @@ def test_every_object_is_stored_as_registered_and_a_second_apply_changes_nothing
     full = NamespaceSettings(
         quota={"pods": "5", "requests.cpu": "4", "limits.memory": "4Gi"},
         claims={"data": CLAIM},
-        image_pull_secret="registry-login",
+        image_pull_secrets=("registry-login",),
         egress_cidrs=("10.8.0.0/16",),
     )
     made = make(full, neighbours=("User:bob",), holds_slots=True)

@@ -86,7 +86,7 @@ def full_outputs() -> StackOutputs:
                 namespaces={
                     "l2r": NamespaceOutput(
                         service_account="sa",
-                        image_pull_secret="ips",
+                        image_pull_secrets=("ips",),
                         claims={"scratch": ClaimOutput(claim="c", size="1Ti", access_mode="ReadWriteMany")},
                     )
                 },
@@ -107,7 +107,7 @@ def test_encoding_is_canonical() -> None:
     text = encode_outputs(StackOutputs(stack="dev", labels={"b": "2", "a": "1"}))
 
     assert text == (
-        '{"clusters":{},"identities":{},"kubernetes":{},"labels":{"a":"1","b":"2"},"needs_runtime":"0.1","queues":{},'
+        '{"buckets":{},"clusters":{},"identities":{},"kubernetes":{},"labels":{"a":"1","b":"2"},"needs_runtime":"0.1","queues":{},'
         '"registries":{},"schema":1,"secrets":{},"stack":"dev"}'
     )
 

@@ -371,8 +371,8 @@ def _common(place: KubernetesTarget) -> dict[str, Any]:
     found: dict[str, Any] = {"automountServiceAccountToken": False, "enableServiceLinks": False}
     if place.service_account:
         found["serviceAccountName"] = place.service_account
-    if place.image_pull_secret:
-        found["imagePullSecrets"] = [{"name": place.image_pull_secret}]
+    if place.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": secret} for secret in place.image_pull_secrets]
     if place.tolerations:
         found["tolerations"] = [dict(each) for each in place.tolerations]
     if place.run_as_user is not None:

@@ -45,7 +45,7 @@ class KubernetesTargetSettings:
     image: str | None = None
     python: str = "python3"
     image_pull_policy: str | None = None
-    image_pull_secret: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
     service_account: str | None = None
     records_secret: str | None = None
     """Secret of the namespace whose keys are variables by which pods reach the bucket."""
@@ -175,7 +175,7 @@ def read_place(target: Target, context: PlanContext) -> KubernetesTarget:
         )
     resolved = {
         "context": settings.context or (cluster.context if cluster else None),
-        "image_pull_secret": settings.image_pull_secret or (exported.image_pull_secret if exported else None),
+        "image_pull_secrets": settings.image_pull_secrets or (exported.image_pull_secrets if exported else ()),
         "service_account": settings.service_account or (exported.service_account if exported else None),
         "slot_namespace": settings.slot_namespace or (cluster and cluster.slot_namespace) or namespace,
         "check_gpus": settings.gpu_resource == _GPU if settings.check_gpus is None else settings.check_gpus,

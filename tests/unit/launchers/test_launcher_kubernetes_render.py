@@ -133,7 +133,7 @@ GOLDENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "gpu_types": {"a100": "nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB"},
             "priority_classes": {"high": "research-high"},
             "service_account": "runtime-job",
-            "image_pull_secret": "registry-login",
+            "image_pull_secrets": ["registry-login"],
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
             "run_as_user": 1000,
             "python": "/usr/bin/python3",
@@ -430,7 +430,7 @@ def test_target_without_records_or_namespace_says_what_to_set(context: PlanConte
 def stack(tmp_path: Path, **claims: str) -> None:
     exported = NamespaceOutput(
         service_account="runtime-job",
-        image_pull_secret="login",
+        image_pull_secrets=("login",),
         claims={
             name: ClaimOutput(claim=claim, size="1Gi", access_mode="ReadWriteMany") for name, claim in claims.items()
         },
@@ -455,11 +455,11 @@ def test_contract_of_the_stack_fills_what_the_target_leaves_out(context: PlanCon
 
     place = read_place(Target(name="t", kind="kubernetes", stack="phoebe", settings={"image": "i"}), context)
 
-    assert (place.context, place.namespace, place.service_account, place.image_pull_secret, place.slot_namespace) == (
+    assert (place.context, place.namespace, place.service_account, place.image_pull_secrets, place.slot_namespace) == (
         "phoebe",
         "lab",
         "runtime-job",
-        "login",
+        ("login",),
         "gpus",
     )
     assert (place.claim, place.path, place.root) == ("data-20g", "runtime", "/runtime-records/runtime")
