@@ -12,6 +12,7 @@ from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
 from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
+from infra.components.late import patience
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -98,7 +99,7 @@ class _GoogleParts:
             protect=settings.protect,
             adopt=settings.adopt,
         )
-        self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)])
+        self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)], transformations=patience())
         self.apis = Apis(
             "apis",
             ApisArgs(
