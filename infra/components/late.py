@@ -39,7 +39,7 @@ class Reason(Enum):
         return self.value[0]
 
 
-_FINAL: Final = re.compile(r"quota|billing|vpc_service_controls|constraints/|rateLimitExceeded", re.IGNORECASE)
+_FINAL: Final = re.compile(r"quota|billing|vpc_?service_?controls|constraints/|rateLimitExceeded", re.IGNORECASE)
 _UNKNOWN: Final = re.compile(
     r"SERVICE_DISABLED|has not been used in project|Cannot find metric that matches type"
     r"|Error 40[04]:.*\b(service ?account|role|identity pool)\b.*(does not exist|not found)|Unknown service account",

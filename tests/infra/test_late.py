@@ -27,7 +27,7 @@ FORBIDDEN = "googleapi: Error 403: Permission 'pubsub.topics.create' denied on r
         ("Error 403: Permission denied on Cloud KMS key. Please ensure that x has been granted", Reason.REFUSED),
         ("Error 403: Quota exceeded for quota metric 'Topics', rateLimitExceeded", None),
         ("Error 403: This API method requires billing to be enabled. Reason: BILLING_DISABLED", None),
-        ("Error 403: Request is prohibited by organization's policy. VPC_SERVICE_CONTROLS", None),
+        ("Error 403: Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x", None),
         ("Error 412: Constraint constraints/gcp.resourceLocations violated", None),
         ("Error 409: `t` already exists", None),
         ("Error 404: `subnetwork` names `s`, which was not found", None),
