@@ -39,7 +39,12 @@ class Reason(Enum):
         return self.value[0]
 
 
-_FINAL: Final = re.compile(r"quota|billing|vpc_?service_?controls|constraints/|rateLimitExceeded", re.IGNORECASE)
+_FINAL: Final = re.compile(
+    r"quota.{0,80}exceeded|exceeded.{0,80}quota|rateLimitExceeded|BILLING_DISABLED|billing (account|to be enabled)"
+    # Nothing in a run makes Cloud Storage's agent.
+    r"|vpc_?service_?controls|constraints/|gs-project-accounts",
+    re.IGNORECASE | re.DOTALL,
+)
 _UNKNOWN: Final = re.compile(
     r"SERVICE_DISABLED|has not been used in project|Cannot find metric that matches type"
     r"|Error 40[04]:.*\b(service ?account|role|identity pool)\b.*(does not exist|not found)|Unknown service account",

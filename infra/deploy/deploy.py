@@ -19,7 +19,7 @@ from infra.deploy.plan import StackJob
 from runtime.errors import InfrastructureFailure, RequestRefused
 
 UP_LIMIT_S: Final = 3600
-PACK: Final = "infra/policy/pack"
+UP_OPTIONS: Final = ("--yes", "--non-interactive", "--color", "never", "--policy-pack", "infra/policy/pack")
 RUNTIME: Final = (sys.executable, "-m", "runtime")
 IMAGES: Final = {
     "worker": (),
@@ -65,8 +65,9 @@ def deploy(jobs: Sequence[StackJob], commands: Commands, commit: str) -> None:
                 raise CommandFailed(f"not begun, since it uses what {' and '.join(owners)} makes")
             if job.up:
                 missing.add(job.stack)
-                _bring_up(job.stack, commands, commit)
+                commands.run("pulumi", "up", "--stack", job.stack, *UP_OPTIONS)
                 missing.remove(job.stack)
+                _publish(job.stack, commands, commit)
             if job.images:
                 _push_images(job.stack, commands)
         except CommandFailed as problem:
@@ -76,9 +77,7 @@ def deploy(jobs: Sequence[StackJob], commands: Commands, commit: str) -> None:
         raise DeploymentFailed(failed)
 
 
-def _bring_up(stack: str, commands: Commands, commit: str) -> None:
-    options = ("--yes", "--non-interactive", "--color", "never", "--policy-pack", PACK)
-    commands.run("pulumi", "up", "--stack", stack, *options)
+def _publish(stack: str, commands: Commands, commit: str) -> None:
     # Without a record bucket there is no place to publish the contract in.
     if commands.read("pulumi", "stack", "output", "contract", "--json", "--stack", stack).get("published_url"):
         commands.run(*RUNTIME, "stack", "publish", "--stack", stack, "--commit", commit, "--yes")
@@ -124,7 +123,10 @@ class Shell:
         say(f"+ {shown}\n")
         sys.stdout.flush()
         self._interrupted = False
-        self._process = subprocess.Popen(command, stdout=output, text=True, start_new_session=True)
+        try:
+            self._process = subprocess.Popen(command, stdout=output, text=True, start_new_session=True)
+        except OSError as problem:
+            raise CommandFailed(f"`{shown}` cannot be run: {problem.strerror}") from problem
         if self.was_asked_to_stop():
             self._interrupt()
         try:

@@ -58,7 +58,7 @@ class StackJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Stacks that one account deploys, in this order."""
+    """Stacks that one account deploys, in this order. An owner that another account deploys is not waited for."""
 
     account: str
     provider: str

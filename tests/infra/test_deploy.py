@@ -14,7 +14,7 @@ import pytest
 
 from infra.check.workflows import find_workflow_problems
 from infra.cli import main
-from infra.deploy.deploy import IMAGES, PACK, CommandFailed, DeploymentFailed, deploy
+from infra.deploy.deploy import IMAGES, UP_OPTIONS, CommandFailed, DeploymentFailed, Shell, deploy
 from infra.deploy.plan import (
     DeployPlan,
     StackJob,
@@ -227,7 +227,8 @@ def test_deployment_brings_up_publishes_and_pushes_images_before_the_next_stack(
 
     deploy(JOBS[:2], commands, "4f1c2d0")
 
-    end = f"--yes --non-interactive --color never --policy-pack {PACK}"
+    end = " ".join(UP_OPTIONS)
+    assert end.endswith("--policy-pack infra/policy/pack")
     assert commands.done[:5] == [
         f"pulumi up --stack owner {end}",
         "pulumi stack output contract --json --stack owner",
@@ -296,6 +297,26 @@ def test_pipeline_that_is_cancelled_asks_the_engine_once_and_waits_for_it(
     assert process.returncode == 3
     assert "two: `pulumi up --stack two --yes" in said
     assert "was not begun, since the pipeline was asked to stop" in said
+
+
+def test_command_is_interrupted_at_its_time_limit_and_one_that_cannot_be_run_fails() -> None:
+    shell = Shell(limit_s=0.1)
+
+    with pytest.raises(CommandFailed, match="ended with"):
+        shell.run("sh", "-c", "trap 'exit 5' INT; while :; do sleep 0.05; done")
+    with pytest.raises(CommandFailed, match="cannot be run"):
+        shell.run("no-such-command")
+    assert Shell().read("echo", '{"a": 1}') == {"a": 1}
+
+
+def test_contract_that_was_not_published_keeps_no_stack_back() -> None:
+    commands = FakeCommands("stack publish --stack owner")
+
+    with pytest.raises(DeploymentFailed) as problem:
+        deploy(JOBS, commands, "HEAD")
+
+    assert ups(commands) == ["owner", "user", "other"]
+    assert list(problem.value.failed) == ["owner"]
 
 
 def test_deployment_of_something_else_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
