@@ -134,15 +134,14 @@ def plan_deployment(
             stack=name,
             up=_is_changed((*PROGRAM_INPUTS, f"Pulumi.{name}.yaml", *program), changed),
             images=stack.repositories and _is_changed(IMAGE_INPUTS, changed),
+            needs=tuple(each.stack for each in jobs.get(stack.deployer, ()) if each.stack in needs[name]),
         )
         pipeline = pipelines.get(stack.deployer)
         if reason := _find_reason(stack, job, pipeline, numbers, only):
             skipped[name] = reason
             continue
         assert pipeline is not None
-        planned = {each.stack for each in jobs.get(stack.deployer, ())}
-        first = tuple(sorted(needs[name] & planned))
-        jobs.setdefault(stack.deployer, []).append(StackJob(**asdict(job) | {"needs": first}))
+        jobs.setdefault(stack.deployer, []).append(job)
         if job.up:
             account = Names(stack=pipeline.name, project=pipeline.project).account_email("previewer")
             previews.append(Preview(stack=name, account=account, **_place(pipeline, numbers, "preview")))

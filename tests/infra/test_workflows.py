@@ -179,7 +179,10 @@ def test_commands_of_the_workflows_are_found() -> None:
 def test_set_up_pins_its_actions_and_pastes_nothing_into_scripts() -> None:
     text = SET_UP.read_text()
     steps = yaml.safe_load(text)["runs"]["steps"]
+    jobs = [body for path in FILES for body in load(path.read_text())["jobs"].values()]
+    given = [set(step.get("with", {})) for body in jobs for step in body["steps"] if "set-up" in step.get("uses", "")]
 
+    assert set().union(*given) == set(yaml.safe_load(text)["inputs"])
     assert [each["uses"] for each in steps if "uses" in each and not PINNED.fullmatch(each["uses"])] == []
     assert [line for line in text.splitlines() if "uses:" in line and not VERSION.search(line)] == []
     assert [step for step in steps if "run" in step and ("${{" in step["run"] or step["shell"] != "bash")] == []
