@@ -181,7 +181,11 @@ class Lab:
         file = self.folder / "import.json"
         self.run("preview", "--stack", stack, "--import-file", str(file))
         entries = json.loads(file.read_text())
-        parents = [each for each in entries["resources"] if each.get("component")]
+        parents = [
+            each
+            for each in entries["resources"]
+            if each.get("component") or each["type"].startswith("pulumi:providers:")
+        ]
         found = [each | {"id": ids[each["name"]]} for each in entries["resources"] if each["name"] in ids]
         assert len(found) == len(ids), f"the preview would not make {ids.keys()}"
         file.write_text(json.dumps(entries | {"resources": [*parents, *found]}))
