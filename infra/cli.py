@@ -1,4 +1,4 @@
-"""`python -m infra check|preflight`: the questions of an operator before an `up`."""
+"""`python -m infra check|preflight|plan-deploy|deploy`: questions before an `up`, and the work of the pipelines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ PROGRAM: Final = "python -m infra"
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "check": ("infra.check.command", "what a stack would make, without an engine, an account or a network"),
     "preflight": ("infra.preflight.command", "whether its Google project would let it be made; reads only"),
+    "plan-deploy": ("infra.deploy.plan", "which stacks a pipeline deploys, as whom, and in what order"),
+    "deploy": ("infra.deploy.deploy", "brings these stacks up and pushes their images; for pipelines"),
 }
 """Verb → module with `main(args) -> int`, and a line of help."""
 
@@ -63,7 +65,7 @@ def main(args: Sequence[str]) -> int:
 
 def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        lines = "\n".join(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items())
+        lines = "\n".join(f"  {name:<13}{summary}" for name, (_, summary) in COMMANDS.items())
         sys.stdout.write(HELP.format(program=PROGRAM, commands=lines))
         return 0
     if args[0] not in COMMANDS:

@@ -14,6 +14,7 @@ from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.federation import Federation, FederationArgs
 from infra.components.identity import MACHINE_ROLES, Identity, IdentityArgs, member_label
 from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
+from infra.components.late import patience
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -104,7 +105,7 @@ class _GoogleParts:
             protect=settings.protect,
             adopt=settings.adopt,
         )
-        self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)])
+        self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)], transformations=patience())
         self.apis = Apis(
             "apis",
             ApisArgs(

@@ -32,6 +32,7 @@ from infra.check.recording import (
 )
 from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
+from infra.check.workflows import find_workflow_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
 from infra.naming import Names
@@ -56,7 +57,7 @@ class CheckFinding:
     """One reason why a stack must not be deployed."""
 
     source: str
-    """`file`, `settings`, `program`, `inputs`, `policy`, `contract` or `stacks`"""
+    """`file`, `settings`, `program`, `inputs`, `policy`, `contract`, `workflows` or `stacks`"""
     rule: str
     """Name of the policy or check."""
     where: str
@@ -126,7 +127,10 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     except Exception as problem:
         # Any exception of the program is a finding.
         return Report(stack=stack, recording=None, findings=(_crash(problem),))
-    return report_on(recording, settings)
+    report = report_on(recording, settings)
+    problems = find_workflow_problems(settings.ci, path.parent) if settings.ci is not None else ()
+    wrong = [CheckFinding("workflows", "pipeline-signs-in", *each) for each in problems]
+    return replace(report, findings=(*report.findings, *wrong))
 
 
 def record_stack(stack: str, config: StackConfig) -> Recording:

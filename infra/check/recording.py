@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 from google.protobuf import json_format
 from pulumi.runtime import mocks, register_stack_transformation, rpc, run_in_stack, set_all_config
 from pulumi.runtime import settings as runtime_settings
+from pulumi.runtime.proto import resource_pb2
 from pulumi.runtime.settings import set_root_resource
 
 from runtime.errors import RequestRefused
@@ -173,6 +174,8 @@ async def _run(
     set_all_config(dict(config), list(secrets))
     set_root_resource(None)  # type: ignore[arg-type]
     features = set(monitor.GetDeploymentInfo(None).supportedFeatures)  # type: ignore[no-untyped-call]
+    # Hooks run in an engine only.
+    features -= {each for each in features if resource_pb2.ResourceMonitorFeature.Name(each).endswith("_HOOKS")}
     runtime_settings.configure(
         mocks.MockSettings(  # type: ignore[no-untyped-call]
             monitor=monitor,
@@ -216,7 +219,6 @@ class _Monitor(mocks.MockMonitor):
 
     def RegisterResource(self, request: Any) -> Any:
         from google.protobuf import struct_pb2
-        from pulumi.runtime.proto import resource_pb2
 
         urn = make_urn(self._stack, self._project, request.parent, request.type, request.name)
         if urn in self._requests:

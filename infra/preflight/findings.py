@@ -60,6 +60,11 @@ def guard(check: str, look: Look) -> Iterator[PreflightFinding]:
         if refused.disabled_api:
             text = f"cannot be asked before the {_api_of(refused)} API is on; `up` enables it"
             yield warn(check, text, f"gcloud services enable {_api_of(refused)}.googleapis.com, then ask again")
+        elif "vpcServiceControls" in refused.message:
+            text = f"a perimeter of VPC Service Controls keeps {_api_of(refused)} from this machine: {refused.said}"
+            yield fail(
+                check, text, "ask the administrators of the organisation for an ingress rule, or ask from inside"
+            )
         elif refused.status in (401, 403):
             text = f"this identity may not ask: {refused.message.partition(': ')[2]}"
             yield warn(check, text, "ask with an identity that may, such as one with `roles/viewer` on the project")

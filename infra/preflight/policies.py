@@ -3,95 +3,99 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
+from infra.naming import Names
+from infra.preflight.findings import Level, PreflightFinding, guard_all, ok
 from infra.settings.model import StackSettings
 from runtime.stack.google_api import GoogleApi
 
 GITHUB_TOKENS: Final = "https://token.actions.githubusercontent.com"
 """Issuer of the identities of hosted pipelines."""
 
-Judge: TypeAlias = Callable[[str, Mapping[str, Any], StackSettings], PreflightFinding]
-"""(check, the policy's spec, settings) → finding."""
-
 _EXCEPTION: Final = "ask an administrator of the organisation for an exception for this project"
+_SEE: Final = f"see that it is so, or {_EXCEPTION}"
+
+Verdict: TypeAlias = tuple[Level, str] | None
+"""What is wrong; None if the policy is not in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """Rules of a policy, as if they had no condition."""
+
+    rules: Sequence[Mapping[str, Any]]
+
+    @property
+    def enforced(self) -> bool:
+        return any(rule.get("enforce") for rule in self.rules)
+
+    @property
+    def none(self) -> bool:
+        return any(rule.get("denyAll") for rule in self.rules)
+
+    def values(self, kind: str, place: str = "values") -> list[str]:
+        """List the `allowedValues`, the `deniedValues`, or another list in the rules."""
+        listed = (value for rule in self.rules for value in rule.get(place, {}).get(kind, ()))
+        return [str(value).removeprefix("is:") for value in listed]
+
+    def allows(self, *names: str) -> bool:
+        """Whether the policy allows a value with these names."""
+        allowed, denied = self.values("allowedValues"), self.values("deniedValues")
+        if self.none or not set(names).isdisjoint(denied):
+            return False
+        return any(rule.get("allowAll") for rule in self.rules) or not allowed or not set(names).isdisjoint(allowed)
+
+    def shown(self) -> str:
+        return ", ".join(self.values("allowedValues")) or "nothing"
+
+
+Judge: TypeAlias = Callable[[_Policy, StackSettings], Verdict]
 
 
 def check_policies(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
-    rules: list[tuple[str, Judge]] = [
-        ("gcp.resourceLocations", _locations),
-        ("iam.allowedPolicyMemberDomains", _domains),
-        ("iam.disableServiceAccountCreation", _no_accounts),
-    ]
-    if settings.ci is not None:
-        rules.append(("iam.workloadIdentityPoolProviders", _federation))
-    if settings.heads:
-        rules += [
-            ("compute.requireOsLogin", _os_login),
-            ("compute.trustedImageProjects", _images),
-            ("compute.vmExternalIpAccess", _addresses),
-        ]
-    for constraint, judge in rules:
-        check = f"policy {constraint}"
-        yield from guard_all(check, partial(_look, check, constraint, judge, settings, api))
+    for constraint, (matters, judge) in _CONSTRAINTS.items():
+        if matters(settings):
+            check = f"policy {constraint}"
+            yield from guard_all(check, partial(_look, check, constraint, judge, settings, api))
 
 
 def _look(
     check: str, constraint: str, judge: Judge, settings: StackSettings, api: GoogleApi
 ) -> Iterator[PreflightFinding]:
     path = f"v2/projects/{settings.project}/policies/{constraint}:getEffectivePolicy"
-    yield judge(check, api.get("orgpolicy", path).get("spec", {}), settings)
+    rules = (api.find("orgpolicy", path) or {}).get("spec", {}).get("rules", ())
+    verdict = judge(_Policy([rule for rule in rules if "condition" not in rule]), settings)
+    # A rule with a condition counts instead of the others if the project has the tag, which nothing here can tell.
+    conditions = [
+        (rule["condition"].get("expression", "a condition"), judge(_Policy([rule]), settings))
+        for rule in rules
+        if "condition" in rule
+    ]
+    differ = [(expression, other) for expression, other in conditions if (other is None) is not (verdict is None)]
+    if differ:
+        _, text = next(each for each in (verdict, *(other for _, other in differ)) if each is not None)
+        verdict = Level.WARN, f"it depends on `{'`, `'.join(expression for expression, _ in differ)}` whether {text}"
+    if verdict is None:
+        yield ok(check, "not in the way")
+        return
+    level, text = verdict
+    yield PreflightFinding(check=check, level=level, message=text, fix=_EXCEPTION if level is Level.FAIL else _SEE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    """The values that a list policy allows, without conditional rules."""
-
-    all: bool
-    none: bool
-    allowed: tuple[str, ...]
-    denied: tuple[str, ...]
-
-    @property
-    def free(self) -> bool:
-        return not self.none and not self.denied and (self.all or not self.allowed)
-
-    def allows(self, *names: str) -> bool:
-        """Whether the policy allows a value with these names."""
-        if self.none or not set(names).isdisjoint(self.denied):
-            return False
-        return self.all or not self.allowed or not set(names).isdisjoint(self.allowed)
+def _refuse(what: str, refused: Iterable[str], policy: _Policy) -> Verdict:
+    if names := ", ".join(refused):
+        return Level.FAIL, f"{what} {names}; allowed: {policy.shown()}"
+    return None
 
 
-def _read_list(spec: Mapping[str, Any]) -> _Allowed:
-    rules = [rule for rule in spec.get("rules", ()) if "condition" not in rule]
-    values = [rule.get("values", {}) for rule in rules]
-    return _Allowed(
-        any(rule.get("allowAll") for rule in rules),
-        any(rule.get("denyAll") for rule in rules),
-        tuple(value for each in values for value in each.get("allowedValues", ())),
-        tuple(value for each in values for value in each.get("deniedValues", ())),
-    )
-
-
-def _enforced(spec: Mapping[str, Any]) -> bool:
-    return any(rule.get("enforce") for rule in spec.get("rules", ()) if "condition" not in rule)
-
-
-def _locations(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    policy = _read_list(spec)
+def _locations(policy: _Policy, settings: StackSettings) -> Verdict:
     wanted = sorted(set(_locations_of(settings)))
-    if policy.free:
-        return ok(check, "resources may lie anywhere")
     refused = [place for place in wanted if not policy.allows(*_names_of_place(place))]
-    if refused:
-        allowed = ", ".join(policy.allowed) or "nothing"
-        return fail(check, f"nothing may lie in {', '.join(refused)}; allowed: {allowed}", _EXCEPTION)
-    return ok(check, f"{', '.join(wanted)} is allowed")
+    return _refuse("nothing may lie in", refused, policy)
 
 
 def _locations_of(settings: StackSettings) -> Iterator[str]:
@@ -117,50 +121,58 @@ def _names_of_place(place: str) -> set[str]:
     return {place} | {f"in:{group}-locations" for group in groups}
 
 
-def _domains(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    policy = _read_list(spec)
-    people = (*settings.access.operators, *settings.access.researchers)
-    if policy.free:
-        return ok(check, "members of any domain may be granted roles")
+def _services(policy: _Policy, settings: StackSettings) -> Verdict:
+    from infra.program import find_services
+
+    names = (f"{service}.googleapis.com" for service in find_services(settings) if service not in _NEVER_RESTRICTED)
+    return _refuse("the project may not use", (name for name in names if not policy.allows(name)), policy)
+
+
+_NEVER_RESTRICTED: Final = frozenset({"cloudresourcemanager", "serviceusage", "iam", "iamcredentials", "sts"})
+"""Services that the policy does not cover.
+https://cloud.google.com/resource-manager/docs/organization-policy/restricting-resources-supported-services"""
+
+
+def _own_keys(policy: _Policy, settings: StackSettings) -> Verdict:
+    services = replace(settings, kms_key="wanted").encrypted_services
+    refused = [each for each in services if not policy.allows(f"{each}.googleapis.com")]
+    return (Level.FAIL, f"{', '.join(refused)} may keep nothing without a `kms_key`") if refused else None
+
+
+def _people(settings: StackSettings) -> list[str]:
+    return sorted({*settings.access.operators, *settings.access.researchers})
+
+
+def _domains(policy: _Policy, settings: StackSettings) -> Verdict:
     if policy.none:
-        return fail(check, "no member may be granted a role", _EXCEPTION)
-    if not people:
-        return ok(check, "restricted, and the stack grants nothing to people")
+        return Level.FAIL, "no member may be granted a role"
+    allowed, people = policy.values("allowedValues"), _people(settings)
+    if policy.allows() or not (allowed and people):
+        return None
     domains = sorted({member.rpartition("@")[2].rpartition(":")[2] for member in people})
-    text = f"roles only for {', '.join(policy.allowed)}; the stack grants some to members of {', '.join(domains)}"
-    return warn(check, text, f"see that these are the customers behind the domains, or {_EXCEPTION}")
+    return (
+        Level.WARN,
+        f"roles are only for the customers {', '.join(allowed)}; the stack grants some in {', '.join(domains)}",
+    )
 
 
-def _federation(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    policy = _read_list(spec)
-    if policy.free:
-        return ok(check, "identities of any provider may come in")
-    if policy.none or GITHUB_TOKENS in policy.denied or (policy.allowed and GITHUB_TOKENS not in policy.allowed):
-        return fail(check, f"the pipeline's identities, of {GITHUB_TOKENS}, may not come in", _EXCEPTION)
-    return ok(check, "the pipeline's identities may come in")
+def _members(policy: _Policy, settings: StackSettings) -> Verdict:
+    named = policy.values("allowedMemberSubjects", "parameters")
+    others = [member for member in _people(settings) if member not in named]
+    if not policy.enforced or not others:
+        return None
+    sets = ", ".join(policy.values("allowedPrincipalSets", "parameters")) or "no other set"
+    return Level.WARN, f"roles are only for named members and {sets}; the stack grants some to {', '.join(others)}"
 
 
-def _no_accounts(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    if _enforced(spec):
-        return fail(check, "no service account may be made, and the stack makes one for each role", _EXCEPTION)
-    return ok(check, "service accounts may be made")
+def _federation(policy: _Policy, settings: StackSettings) -> Verdict:
+    refused = [] if policy.allows(GITHUB_TOKENS) else [GITHUB_TOKENS]
+    return _refuse("the pipeline's identities may not come in from", refused, policy)
 
 
-def _os_login(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    if _enforced(spec):
-        return fail(check, "machines take no keys of their own, and a head reaches its TPU nodes with one", _EXCEPTION)
-    return ok(check, "not required")
-
-
-def _images(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    policy = _read_list(spec)
+def _images(policy: _Policy, settings: StackSettings) -> Verdict:
     projects = sorted({_image_project(head.boot_image, settings.project or "") for head in settings.heads.values()})
-    if policy.free:
-        return ok(check, "images of any project may be used")
-    refused = [each for each in projects if not policy.allows(each)]
-    if refused:
-        return fail(check, f"boot images of {', '.join(refused)} may not be used", f"set `boot_image`, or {_EXCEPTION}")
-    return ok(check, f"images of {', '.join(projects)} may be used")
+    return _refuse("heads may not boot images of", (each for each in projects if not policy.allows(each)), policy)
 
 
 def _image_project(image: str, project: str) -> str:
@@ -169,6 +181,55 @@ def _image_project(image: str, project: str) -> str:
     return found[0] if found else f"projects/{project}"
 
 
-def _addresses(check: str, spec: Mapping[str, Any], settings: StackSettings) -> PreflightFinding:
-    free = _read_list(spec).free
-    return ok(check, "allowed, and not used" if free else "restricted, and no machine of the stack has one")
+def _subnet(policy: _Policy, settings: StackSettings) -> Verdict:
+    network = Names(stack=settings.stack, project=settings.project).network()
+    own = f"projects/{settings.project}/regions/{settings.region}/subnetworks/{network}"
+    subnet = settings.network.subnet if settings.network is not None else None
+    path = "projects/" + (subnet or own).partition("projects/")[2]
+    return _judge_under(policy, path)
+
+
+def _key_project(policy: _Policy, settings: StackSettings) -> Verdict:
+    return _judge_under(policy, settings.kms_key or "")
+
+
+def _judge_under(policy: _Policy, path: str) -> Verdict:
+    """Judge a policy whose values name a resource, its project, or a folder or organisation above."""
+    project = "/".join(path.split("/")[:2])
+    if policy.allows(path, project, f"under:{project}"):
+        return None
+    above = [each for each in policy.values("allowedValues") if each.startswith(("under:folders/", "under:organ"))]
+    if above and policy.allows(above[0]):
+        return Level.WARN, f"`{path}` may be used only if it is {' or '.join(above)}"
+    return _refuse("the stack may not use", [f"`{path}`"], policy)
+
+
+def _enforced(text: str) -> Judge:
+    return lambda policy, settings: (Level.FAIL, text) if policy.enforced else None
+
+
+_CONSTRAINTS: Final[Mapping[str, tuple[Callable[[StackSettings], object], Judge]]] = {
+    "gcp.resourceLocations": (lambda stack: True, _locations),
+    "gcp.restrictServiceUsage": (lambda stack: True, _services),
+    "gcp.restrictNonCmekServices": (lambda stack: stack.kms_key is None, _own_keys),
+    "gcp.restrictCmekCryptoKeyProjects": (lambda stack: stack.kms_key, _key_project),
+    "iam.allowedPolicyMemberDomains": (lambda stack: True, _domains),
+    "iam.managed.allowedPolicyMembers": (lambda stack: True, _members),
+    "iam.disableServiceAccountCreation": (
+        lambda stack: True,
+        _enforced("no service account may be made, and the stack makes one for each role"),
+    ),
+    "iam.workloadIdentityPoolProviders": (lambda stack: stack.ci, _federation),
+    "compute.requireOsLogin": (
+        lambda stack: stack.heads,
+        _enforced("machines take no keys of their own, and a head reaches its TPU nodes with one"),
+    ),
+    "compute.disableGuestAttributesAccess": (
+        lambda stack: stack.heads,
+        _enforced("nobody can read what a head waits for, and it reports that in guest attributes"),
+    ),
+    "compute.trustedImageProjects": (lambda stack: stack.heads, _images),
+    "compute.restrictCloudNATUsage": (lambda stack: stack.network and not stack.network.subnet, _subnet),
+    "compute.restrictSharedVpcSubnetworks": (lambda stack: stack.host_project, _subnet),
+}
+"""Constraint → whether it concerns a stack, and what it means for one."""

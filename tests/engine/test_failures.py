@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.components.late import PATIENCE_VARIABLE
 from tests.engine.google_store import Fault
 from tests.engine.harness import PACK, ROOT, Lab, Said
 from tests.engine.test_adoption import seed
@@ -20,26 +21,62 @@ NOT_ENABLED = (
 NO_ACCOUNT = "Error 400: Service account dev-worker@my-lab-dev.iam.gserviceaccount.com does not exist."
 
 
+AGENT_LATE = "Error 400: Service account service-861911186264@gcp-sa-pubsub.iam.gserviceaccount.com does not exist."
+REFUSED = "Error 403: Permission 'pubsub.topics.create' denied on resource (or it may not exist)."
+
+
 @pytest.mark.parametrize(
     "fault",
     [
-        # A newly enabled API or a new account takes a moment to be known everywhere.
-        Fault(type="topic:Topic", message=NOT_ENABLED),
-        Fault(type="IAMMember", name="worker", message=NO_ACCOUNT),
+        Fault(type="topic:Topic", name="default-queue-topic", times=12, message=NOT_ENABLED),
+        Fault(type="IAMMember", name="default-queue-agent", times=12, message=AGENT_LATE),
+        Fault(type="IAMMember", name="worker", times=12, message=NO_ACCOUNT),
+        Fault(type="topic:Topic", name="default-queue-topic", times=5, message=REFUSED),
     ],
-    ids=["api not enabled", "service account does not exist"],
+    ids=["api", "agent", "account", "grant"],
 )
-def test_up_that_google_refused_is_completed_by_the_next(lab: Lab, fault: Fault) -> None:
+def test_first_up_waits_for_what_google_makes_known_late(lab: Lab, fault: Fault) -> None:
     lab.init("dev")
     lab.cloud.inject(fault)
 
+    said = lab.up("dev")
+
+    assert lab.cloud.faults() == []
+    assert "Google does not know" in said.text or "Google refuses" in said.text
+    lab.expect_no_changes("dev")
+
+
+@pytest.mark.parametrize(("message", "tries"), [(NOT_ENABLED, 14), (REFUSED, 6), ("Error 403: Quota exceeded", 1)])
+def test_first_up_gives_up_in_the_end_and_is_completed_by_the_next(lab: Lab, message: str, tries: int) -> None:
+    lab.init("dev")
+    lab.cloud.inject(Fault(type="topic:Topic", name="default-queue-topic", times=100, message=message))
+
     first = lab.up("dev", check=False)
+    lab.cloud.inject()
+    created = [each["urn"] for each in lab.cloud.calls("create")]
     lab.up("dev")
 
     assert first.code != 0
-    assert fault.message in first.text
-    assert lab.cloud.faults() == []
+    assert message in first.text
+    assert created.count(TOPIC) == tries
     lab.expect_no_changes("dev")
+
+
+def test_refusal_is_final_in_a_run_that_makes_nothing_that_spreads_late_and_without_patience(lab: Lab) -> None:
+    lab.init("dev")
+    topic = Fault(type="topic:Topic", name="default-queue-topic", times=100, message=REFUSED)
+    lab.cloud.inject(topic)
+    without = lab.run("up", "--yes", "--skip-preview", "--stack", "dev", check=False, **{PATIENCE_VARIABLE: "0"})
+    lab.cloud.inject()
+    lab.up("dev")
+    with lab.cloud.change() as world:
+        del world.resources["projects/my-lab-dev/topics/dev-default"]
+    lab.cloud.inject(topic)
+
+    later = lab.up("dev", "--refresh", check=False)
+
+    assert (without.code != 0, later.code != 0) == (True, True)
+    assert "next try" not in without.text + later.text
 
 
 def test_up_that_was_killed_before_google_acted_is_taken_up_again(lab: Lab) -> None:

@@ -479,6 +479,10 @@ def allow(*values: str) -> dict[str, Any]:
 
 DENY = {"rules": [{"denyAll": True}]}
 ENFORCE = {"rules": [{"enforce": True}]}
+UNLESS_DEV = {"allowAll": True, "condition": {"expression": "resource.matchTag('1/env', 'dev')"}}
+ORGANISATION = {"allowedPrincipalSets": ["//cloudresourcemanager.googleapis.com/organizations/1"]}
+GROUPS = {"allowedMemberSubjects": [f"group:marin-{each}@example.com" for each in ("operators", "researchers")]}
+NAT_SUBNET = "projects/hai-gcp-models/regions/us-central2/subnetworks/marin-us-central2"
 ON_CONDITION = {"rules": [{"denyAll": True, "condition": {"expression": "resource.matchTag('1/env', 'prod')"}}]}
 
 
@@ -491,7 +495,9 @@ ON_CONDITION = {"rules": [{"denyAll": True, "condition": {"expression": "resourc
         ("gcp.resourceLocations", allow("in:us-locations", "in:eu-locations"), "fail"),
         ("gcp.resourceLocations", {"rules": [{"values": {"deniedValues": ["us-central2"]}}]}, "fail"),
         ("gcp.resourceLocations", DENY, "fail"),
-        ("gcp.resourceLocations", ON_CONDITION, "ok"),
+        ("gcp.resourceLocations", ON_CONDITION, "warn"),
+        ("gcp.resourceLocations", {"rules": [*DENY["rules"], UNLESS_DEV]}, "warn"),
+        ("gcp.resourceLocations", {"rules": [*DENY["rules"], *ON_CONDITION["rules"]]}, "fail"),
         ("gcp.resourceLocations", {}, "ok"),
         ("iam.allowedPolicyMemberDomains", allow("C0abc123"), "warn"),
         ("iam.allowedPolicyMemberDomains", DENY, "fail"),
@@ -504,7 +510,24 @@ ON_CONDITION = {"rules": [{"denyAll": True, "condition": {"expression": "resourc
         ("compute.trustedImageProjects", allow("projects/debian-cloud"), "ok"),
         ("compute.trustedImageProjects", allow("projects/cos-cloud"), "fail"),
         ("compute.trustedImageProjects", {"rules": [{"values": {"deniedValues": ["projects/debian-cloud"]}}]}, "fail"),
-        ("compute.vmExternalIpAccess", DENY, "ok"),
+        ("gcp.restrictServiceUsage", allow("compute.googleapis.com", "storage.googleapis.com"), "fail"),
+        ("gcp.restrictServiceUsage", {"rules": [{"values": {"deniedValues": ["tpu.googleapis.com"]}}]}, "fail"),
+        ("gcp.restrictServiceUsage", {"rules": [{"values": {"deniedValues": ["iam.googleapis.com"]}}]}, "ok"),
+        (
+            "gcp.restrictNonCmekServices",
+            {"rules": [{"values": {"deniedValues": ["is:storage.googleapis.com"]}}]},
+            "fail",
+        ),
+        ("gcp.restrictNonCmekServices", {"rules": [{"values": {"deniedValues": ["spanner.googleapis.com"]}}]}, "ok"),
+        ("iam.managed.allowedPolicyMembers", {"rules": [{"enforce": False}]}, "ok"),
+        ("iam.managed.allowedPolicyMembers", {"rules": [{"enforce": True, "parameters": ORGANISATION}]}, "warn"),
+        ("iam.managed.allowedPolicyMembers", {"rules": [{"enforce": True, "parameters": GROUPS}]}, "ok"),
+        ("compute.disableGuestAttributesAccess", ENFORCE, "fail"),
+        ("compute.restrictCloudNATUsage", allow("under:projects/hai-gcp-models"), "ok"),
+        ("compute.restrictCloudNATUsage", allow(NAT_SUBNET), "ok"),
+        ("compute.restrictCloudNATUsage", allow("under:organizations/1"), "warn"),
+        ("compute.restrictCloudNATUsage", allow("under:projects/other"), "fail"),
+        ("compute.restrictCloudNATUsage", DENY, "fail"),
     ],
 )
 def test_organisation_policy_is_judged_by_what_the_stack_does(
@@ -522,6 +545,47 @@ def test_organisation_policy_is_judged_by_what_the_stack_does(
     finding = found[f"policy {constraint}"]
     assert finding.level.value == level
     assert (finding.fix is None) == (level == "ok")
+
+
+def test_policy_with_a_condition_says_what_it_depends_on(google: GoogleServer, central: StackSettings) -> None:
+    google.org_policies["compute.disableGuestAttributesAccess"] = {
+        "rules": [{"enforce": False}, {"enforce": True, "condition": ON_CONDITION["rules"][0]["condition"]}]
+    }
+
+    level, text = troubles(look(google, central))["policy compute.disableGuestAttributesAccess"]
+
+    assert level == "warn"
+    assert text.startswith("it depends on `resource.matchTag('1/env', 'prod')` whether nobody can read")
+
+
+@pytest.mark.parametrize(
+    ("values", "level"), [(["under:projects/net"], "ok"), (["under:folders/7"], "warn"), (["projects/hai"], "fail")]
+)
+def test_subnet_of_another_project_and_key_are_judged_by_their_own_policies(
+    google: GoogleServer, marin: StackSettings, values: list[str], level: str
+) -> None:
+    shared = NetworkSettings(cidr="10.0.0.0/20", subnet="projects/net/regions/us-west4/subnetworks/s")
+    key = "projects/net/locations/us-west4/keyRings/r/cryptoKeys/k"
+    for constraint in ("compute.restrictSharedVpcSubnetworks", "gcp.restrictCmekCryptoKeyProjects"):
+        google.org_policies[constraint] = allow(*values)
+
+    found = {each.check: each.level.value for each in look(google, replace(marin, network=shared, kms_key=key))}
+
+    assert found["policy compute.restrictSharedVpcSubnetworks"] == level
+    assert found["policy gcp.restrictCmekCryptoKeyProjects"] == level
+    assert not {"policy compute.restrictCloudNATUsage", "policy gcp.restrictNonCmekServices"} & found.keys()
+
+
+def test_perimeter_of_vpc_service_controls_is_named(google: GoogleServer, marin: StackSettings) -> None:
+    text = "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: VQQn-Zf"
+    google.fail("compute.*", 403, "PERMISSION_DENIED", text)
+
+    found = troubles(look(google, marin))
+
+    assert found["zones"] == (
+        "fail",
+        "a perimeter of VPC Service Controls keeps compute from this machine: " + text,
+    )
 
 
 def test_policies_that_do_not_concern_the_stack_are_not_asked(google: GoogleServer) -> None:

@@ -1,10 +1,13 @@
-"""The hosted pipelines: pinned actions, least rights, no cancelled deployment, every stack, existing commands."""
+"""The hosted pipelines: pinned actions, least rights, no cancelled deployment, the plan's stacks, existing commands."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +18,21 @@ from tests.commands_support import find_problem
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
-STACKS = {path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")}
+SET_UP = ROOT / ".github/actions/set-up/action.yml"
 
-PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
-VERSION = re.compile(r"uses: \S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}|\./\.github/actions/set-up")
+VERSION = re.compile(r"uses: (\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/actions/set-up)$")
 READ_ONLY = {"contents": "read"}
 MAY_WRITE = {
     "preview.yml/preview": {"id-token"},
     "preview.yml/comment": {"pull-requests"},
-    "deploy.yml/up": {"id-token"},
-    "deploy.yml/images": {"id-token"},
+    "deploy.yml/deploy": {"id-token"},
     "drift.yml/look": {"id-token"},
     "drift.yml/tell": {"issues"},
 }
 """The only rights that a job may have beyond reading."""
+
+DEPLOYS = re.compile(r"pulumi (up|destroy)|infra deploy")
 
 # A word after one of these starts a command too.
 _SEPARATORS = re.compile(r"\|\||&&|[|;]|\$\(|<\(|\bif\b|\bthen\b|\bdo\b|\bexec\b")
@@ -47,6 +51,7 @@ def find_faults(name: str, text: str) -> list[str]:
         *(f"no version: {line.strip()}" for line in text.splitlines() if "uses:" in line and not VERSION.search(line)),
         *_faults_of_rights(name, workflow),
         *_faults_of_triggers(workflow),
+        *_faults_of_deployment(workflow),
         *(fault for job, body in workflow["jobs"].items() for fault in _faults_of_job(job, body)),
     ]
 
@@ -82,19 +87,25 @@ def _faults_of_triggers(workflow: dict[str, Any]) -> Iterator[str]:
             yield f"job {job} has an identity for forks too"
 
 
+def _faults_of_deployment(workflow: dict[str, Any]) -> Iterator[str]:
+    jobs = {job: body for job, body in workflow["jobs"].items() if DEPLOYS.search(yaml.safe_dump(body))}
+    if jobs and workflow.get("concurrency", {}).get("cancel-in-progress") is not False:
+        yield "a later run may cancel a deployment, or overtake it"
+    if len(jobs) > 1:
+        yield "more than one job deploys, and each asks for an approval"
+    for job, body in jobs.items():
+        if body.get("environment") != "production":
+            yield f"job {job} deploys outside the protected environment"
+        if not all("exec " in step["run"] for step in body["steps"] if DEPLOYS.search(step.get("run", ""))):
+            yield f"job {job} keeps signals from the program"
+
+
 def _faults_of_job(job: str, body: dict[str, Any]) -> Iterator[str]:
     if not isinstance(body.get("timeout-minutes"), int):
         yield f"job {job} has no time limit"
     text = yaml.safe_dump(body)
-    if re.search(r"pulumi up|pulumi destroy", text):
-        if body.get("concurrency", {}).get("cancel-in-progress") is not False:
-            yield f"job {job} deploys and may be cancelled by a later run"
-        if "matrix.stack" not in str(body.get("concurrency", {}).get("group")):
-            yield f"job {job} deploys outside its stack's own queue"
-        if body.get("environment") != "production":
-            yield f"job {job} deploys outside the protected environment"
     if "RUNTIME_REQUIRE_ENGINE" in text:
-        needed = ("pulumi/actions@", "scripts/services", "scripts/kubernetes install", "scripts/kubernetes build")
+        needed = ("engine: 'true'", "scripts/services", "scripts/kubernetes install", "scripts/kubernetes build")
         yield from (f"job {job} requires the engine's tests and lacks {each}" for each in needed if each not in text)
     if "secrets." in text:
         yield f"job {job} uses a stored secret"
@@ -131,11 +142,6 @@ def commands_of(workflow: dict[str, Any]) -> list[list[str]]:
     return found
 
 
-def matrix_of(workflow: dict[str, Any], job: str) -> list[str]:
-    stacks: list[str] = workflow["jobs"][job]["strategy"]["matrix"]["stack"]
-    return stacks
-
-
 def read(name: str) -> dict[str, Any]:
     return load((ROOT / ".github/workflows" / name).read_text())
 
@@ -167,39 +173,51 @@ def test_commands_of_the_workflows_are_found() -> None:
         "make test-services",
         "make soak",
         "python -m infra",
-        "runtime image build",
-        "runtime image push",
-        "runtime stack publish",
-        "runtime stack show",
     } <= found
 
 
-@pytest.mark.parametrize(("name", "job"), [("preview.yml", "preview"), ("deploy.yml", "up"), ("drift.yml", "look")])
-def test_matrix_has_every_checked_in_stack(name: str, job: str) -> None:
-    assert sorted(matrix_of(read(name), job)) == sorted(STACKS)
+def test_set_up_pins_its_actions_and_pastes_nothing_into_scripts() -> None:
+    text = SET_UP.read_text()
+    steps = yaml.safe_load(text)["runs"]["steps"]
+    jobs = [body for path in FILES for body in load(path.read_text())["jobs"].values()]
+    given = [set(step.get("with", {})) for body in jobs for step in body["steps"] if "set-up" in step.get("uses", "")]
+
+    assert set().union(*given) == set(yaml.safe_load(text)["inputs"])
+    assert [each["uses"] for each in steps if "uses" in each and not PINNED.fullmatch(each["uses"])] == []
+    assert [line for line in text.splitlines() if "uses:" in line and not VERSION.search(line)] == []
+    assert [step for step in steps if "run" in step and ("${{" in step["run"] or step["shell"] != "bash")] == []
 
 
-def test_images_go_to_the_stacks_that_own_repositories() -> None:
-    settings = {
-        path.name.split(".")[1]: yaml.safe_load(path.read_text())["config"] for path in ROOT.glob("Pulumi.*.yaml")
-    }
-    registries = {stack: values.get("research-runtime:registries", {}) for stack, values in settings.items()}
-    owners = {
-        stack
-        for stack, named in registries.items()
-        if any(not (registry or {}).get("existing") for registry in named.values())
-    }
+def test_engine_has_the_version_of_its_sdk_and_is_named_nowhere_else(tmp_path: Path) -> None:
+    steps = yaml.safe_load(SET_UP.read_text())["runs"]["steps"]
+    [script] = [step["run"] for step in steps if step.get("id") == "locked"]
+    [engine] = [step["with"] for step in steps if step.get("uses", "").startswith("pulumi/actions@")]
+    output = tmp_path / "output"
+    only_version = script.replace("make .venv/.compiled\n", "")
 
-    assert set(matrix_of(read("deploy.yml"), "images")) == owners
+    subprocess.run(
+        ["bash", "-ec", only_version], cwd=ROOT, env={**os.environ, "GITHUB_OUTPUT": str(output)}, check=True
+    )
+
+    assert output.read_text() == f"engine={version('pulumi')}\n"
+    assert engine == {"pulumi-version": "${{ steps.locked.outputs.engine }}"}
+    assert not any("pulumi-version" in path.read_text() for path in FILES)
 
 
-def test_owner_of_what_stacks_share_is_deployed_before_them() -> None:
-    job = read("deploy.yml")["jobs"]["up"]
+@pytest.mark.parametrize(
+    ("name", "job", "output"),
+    [("preview.yml", "preview", "preview"), ("deploy.yml", "deploy", "deploy"), ("drift.yml", "look", "preview")],
+)
+def test_matrix_is_the_plan(name: str, job: str, output: str) -> None:
+    jobs = read(name)["jobs"]
+    planned = f"needs.plan.outputs.{output}"
 
-    order = job["strategy"]["matrix"]["stack"]
-
-    assert job["strategy"]["max-parallel"] == 1
-    assert order.index("marin-us-central2") < min(order.index("marin-us-west4"), order.index("marin-eu-west4"))
+    assert jobs["plan"]["outputs"] == {output: f"${{{{ steps.plan.outputs.{output} }}}}"}
+    assert jobs[job]["strategy"]["matrix"] == {"include": f"${{{{ fromJSON({planned}) }}}}"}
+    # GitHub refuses an empty matrix.
+    assert jobs[job]["if"].startswith(f"{planned} != '[]'")
+    assert "environment" not in jobs["plan"]
+    assert "id-token" not in jobs["plan"].get("permissions", {})
 
 
 def test_drift_is_looked_for_with_refresh_and_must_find_nothing() -> None:
@@ -213,16 +231,16 @@ GOOD = """
 on: {push: {branches: [main]}}
 permissions: {contents: read}
 defaults: {run: {shell: bash}}
+concurrency: {group: deploy, cancel-in-progress: false}
 jobs:
-  up:
+  deploy:
     timeout-minutes: 5
     environment: production
     permissions: {contents: read, id-token: write}
-    concurrency: {group: "stack-${{ matrix.stack }}", cancel-in-progress: false}
     steps:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with: {persist-credentials: false}
-      - run: pulumi up --policy-pack infra/policy/pack
+      - run: exec pulumi up --policy-pack infra/policy/pack
 """
 
 
@@ -236,16 +254,16 @@ def test_good_workflow_has_no_fault() -> None:
         ("@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1", "@v7", "not pinned"),
         (" # v7.0.1", "", "no version"),
         ("permissions: {contents: read}\n", "", "rights of the workflow"),
-        ("id-token: write", "id-token: write, packages: write", "rights of job up"),
-        ("{contents: read, id-token: write}", "write-all", "rights of job up"),
+        ("id-token: write", "id-token: write, packages: write", "rights of job deploy"),
+        ("{contents: read, id-token: write}", "write-all", "rights of job deploy"),
         ("push: {branches: [main]}", "pull_request_target: {}", "pull_request_target"),
         ("push: {branches: [main]}", "pull_request: {}", "identity for forks"),
         ("timeout-minutes: 5", "name: x", "no time limit"),
-        ("cancel-in-progress: false", "cancel-in-progress: true", "may be cancelled"),
-        ("stack-${{ matrix.stack }}", "deploy", "own queue"),
+        ("cancel-in-progress: false", "cancel-in-progress: true", "may cancel a deployment"),
+        ("exec ", "", "keeps signals"),
         ("environment: production", "name: x", "protected environment"),
         ("{persist-credentials: false}", "{fetch-depth: 1}", "git's credentials"),
-        ("run: pulumi up", 'run: pulumi up "${{ github.head_ref }}"', "pastes an expression"),
+        ("exec pulumi up", 'exec pulumi up "${{ github.head_ref }}"', "pastes an expression"),
         ("- run:", "- env: {KEY: '${{ secrets.KEY }}'}\n        run:", "stored secret"),
         (" --policy-pack infra/policy/pack", "", "no policy"),
         ("- run:", "- env: {RUNTIME_REQUIRE_ENGINE: '1'}\n        run:", "lacks scripts/kubernetes build"),
