@@ -173,13 +173,10 @@ async def _run(
 ) -> None:
     set_all_config(dict(config), list(secrets))
     set_root_resource(None)  # type: ignore[arg-type]
-    features = set(monitor.GetDeploymentInfo(None).supportedFeatures)  # type: ignore[no-untyped-call]
-    # Hooks run in an engine only.
-    features -= {each for each in features if resource_pb2.ResourceMonitorFeature.Name(each).endswith("_HOOKS")}
     runtime_settings.configure(
         mocks.MockSettings(  # type: ignore[no-untyped-call]
             monitor=monitor,
-            monitor_features=features,
+            monitor_features=set(monitor.GetDeploymentInfo(None).supportedFeatures),
             engine=mocks.MockEngine(None),
             project=project,
             stack=stack,
@@ -216,6 +213,12 @@ class _Monitor(mocks.MockMonitor):
     def begin(self, type_: str, name: str) -> None:
         """Note the program's order of resources."""
         self._begun.setdefault((type_, name), len(self._begun))
+
+    def GetDeploymentInfo(self, request: Any) -> Any:
+        found = super().GetDeploymentInfo(request).supportedFeatures  # type: ignore[no-untyped-call]
+        # Hooks run in an engine only.
+        kept = [each for each in found if not resource_pb2.ResourceMonitorFeature.Name(each).endswith("_HOOKS")]
+        return resource_pb2.DeploymentInfo(supportedFeatures=kept)
 
     def RegisterResource(self, request: Any) -> Any:
         from google.protobuf import struct_pb2

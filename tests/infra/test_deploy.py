@@ -24,7 +24,7 @@ from infra.deploy.plan import (
     read_stacks,
 )
 from infra.settings.files import list_stacks
-from infra.settings.model import CiSettings
+from infra.settings.model import CiSettings, RepositorySettings
 from runtime.errors import RequestRefused
 from tests.infra.conftest import ROOT, Project
 from tests.services_support import wait_until
@@ -335,8 +335,8 @@ WORKFLOW = "on: {push: {branches: [main]}}\njobs: {deploy: {environment: product
         (WORKFLOW, {}, []),
         (WORKFLOW.replace("production", "{name: production}"), {}, []),
         (WORKFLOW.replace("main", "'release/*'"), {"ref": "refs/heads/release/1"}, []),
-        (WORKFLOW, {"environment": "staging"}, ["ci.environment"]),
-        (WORKFLOW, {"ref": "refs/heads/trunk"}, ["ci.ref"]),
+        (WORKFLOW, {"environment": "staging"}, ["ci.repositories.lab/code.environment"]),
+        (WORKFLOW, {"ref": "refs/heads/trunk"}, ["ci.repositories.lab/code.ref"]),
         ("on: push\njobs: {test: {steps: []}}\n", {"environment": "staging"}, []),
     ],
 )
@@ -345,7 +345,7 @@ def test_settings_of_the_pipeline_are_compared_with_its_workflows(
 ) -> None:
     (tmp_path / ".github/workflows").mkdir(parents=True)
     (tmp_path / ".github/workflows/deploy.yml").write_text(workflow)
-    ci = CiSettings(repository="lab/code", repository_id=1, owner_id=2, **settings)
+    ci = CiSettings(repositories={"lab/code": RepositorySettings(repository_id=1, owner_id=2, **settings)})
 
     assert [where for where, _ in find_workflow_problems(ci, tmp_path)] == wrong
 
@@ -356,7 +356,9 @@ def test_check_reports_an_environment_that_no_workflow_has(
     (project.folder / ".github/workflows").mkdir(parents=True)
     (project.folder / ".github/workflows/deploy.yml").write_text(WORKFLOW)
     pipeline = next(each for each in read_stacks(ROOT) if each.ci)
-    project.copy(pipeline.name, lambda config: config["ci"].update(environment="staging"))
+    project.copy(
+        pipeline.name, lambda config: [*config["ci"]["repositories"].values()][0].update(environment="staging")
+    )
 
     assert main(["check", "--stack", pipeline.name, "--folder", str(project.folder)]) == 2
     assert "there is `production` (deploy.yml)" in capsys.readouterr().err
