@@ -357,7 +357,7 @@ def test_check_reports_an_environment_that_no_workflow_has(
     (project.folder / ".github/workflows/deploy.yml").write_text(WORKFLOW)
     pipeline = next(each for each in read_stacks(ROOT) if each.ci)
     project.copy(
-        pipeline.name, lambda config: [*config["ci"]["repositories"].values()][0].update(environment="staging")
+        pipeline.name, lambda config: next(iter(config["ci"]["repositories"].values())).update(environment="staging")
     )
 
     assert main(["check", "--stack", pipeline.name, "--folder", str(project.folder)]) == 2
