@@ -18,6 +18,7 @@ from typing import Any, Final
 import pulumi
 
 from infra.check.kms_setup import list_key_needs
+from infra.check.offers import find_offer_notes
 from infra.check.ranges import StackSubnet, find_place, find_range_notes, find_range_problems
 from infra.check.recording import (
     UNKNOWN,
@@ -31,8 +32,9 @@ from infra.check.recording import (
 )
 from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
+from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
-from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
+from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -161,7 +163,10 @@ def report_on(recording: Recording, settings: StackSettings | None = None) -> Re
         left_to_key_owner=tuple(list_key_needs(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
-        notes=(*find_notes(recording), *(find_money_notes(settings) if settings is not None else ())),
+        notes=(
+            *find_notes(recording),
+            *((*find_offer_notes(settings), *find_money_notes(settings)) if settings is not None else ()),
+        ),
     )
 
 
@@ -351,11 +356,11 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
     if region is None or not settings.heads:
         return
     place = (records.location if records is not None else None) or region
-    if (price := traffic_per_tib(place.lower(), region)) != 0:
-        known = (
-            f"costs {price:,.2f} USD for each TiB, prices of {AS_OF}" if price else "has a price that is not known here"
+    if region not in (place.lower(), *BUCKET_LOCATIONS.get(place.lower(), ())):
+        yield (
+            f"the records are in {place} and the heads with their nodes in {region}: traffic between them costs money,"
+            " https://cloud.google.com/storage/pricing#network-buckets"
         )
-        yield f"the records are in {place} and the heads with their nodes in {region}: traffic between them {known}"
     pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
     minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.always > 0]
     total = sum(amount or 0.0 for _, _, amount in minima)

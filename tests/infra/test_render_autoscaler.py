@@ -29,11 +29,8 @@ def check(api: str, schema: str, value: Mapping[str, Any]) -> None:
 
 
 # Ray asks Google for the API's description at run time and names no existing version, so it may get either.
-# Only the older one knows reservations by name; a stack's settings allow none in a pool.
-@pytest.mark.parametrize(
-    ("api", "shape"),
-    [("tpu.v2alpha1", shape) for shape in SHAPES] + [("tpu.v2", shape) for shape in SHAPES if shape != "reserved"],
-)
+@pytest.mark.parametrize("api", ["tpu.v2alpha1", "tpu.v2"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_node_config_of_every_pool_shape_is_a_node_of_the_tpu_api(api: str, shape: str) -> None:
     config = fields_of(pools={shape: SHAPES[shape]})["available_node_types"][shape]["node_config"]
 
@@ -132,15 +129,14 @@ def test_pool_with_cpus_hands_out_these() -> None:
     [
         (TpuCapacity.PREEMPTIBLE, {"preemptible": True}),
         (TpuCapacity.SPOT, {"spot": True}),
-        (TpuCapacity.RESERVED, {"reserved": True, "reservationName": "r"}),
+        (TpuCapacity.RESERVED, {"reserved": True}),
         (TpuCapacity.ON_DEMAND, None),
     ],
 )
 def test_capacity_is_what_google_is_asked_for(capacity: TpuCapacity, scheduling: dict[str, Any] | None) -> None:
-    reservation = "r" if capacity is TpuCapacity.RESERVED else None
-    pool = dataclasses.replace(V4, capacity=capacity, reservation=reservation)
-
-    config = fields_of(pools={"v4": pool})["available_node_types"]["v4"]["node_config"]
+    config = fields_of(pools={"v4": dataclasses.replace(V4, capacity=capacity)})["available_node_types"]["v4"][
+        "node_config"
+    ]
 
     assert config.get("schedulingConfig") == scheduling
 
