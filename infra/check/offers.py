@@ -21,9 +21,10 @@ _ENOUGH_GIB: Final = 32
 
 
 def find_offer_notes(settings: StackSettings) -> Iterator[str]:
-    regions = [*([("region", settings.region)] if settings.region else []), *list_regions(settings)]
-    for path, region in regions:
-        if region not in catalog.REGIONS:
+    location = settings.records.location if settings.records else None
+    own = {"region": settings.region, "records.location": location and location.lower()}
+    for path, region in (*own.items(), *list_regions(settings)):
+        if region is not None and region not in catalog.REGIONS | catalog.BUCKET_LOCATIONS.keys():
             yield f"`{path}` is {region}, which is not {_known('regions')}{_nearest(region, catalog.REGIONS)}"
     for name, head in settings.heads.items():
         yield from _head_notes(name, head)

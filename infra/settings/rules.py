@@ -74,17 +74,15 @@ PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 """Domains in which everybody can have an account."""
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
-SUBNET: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
-)
-NETWORK: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/networks/[a-z0-9-]+"
-)
-REPOSITORY: Final = re.compile(
-    r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
-)
+_PATH: Final = r"projects/(?P<project>[a-z0-9.:-]+)"
+_LINK: Final = rf"(?:https://www\.googleapis\.com/compute/v1/)?{_PATH}"
+SUBNET: Final = re.compile(rf"{_LINK}/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+")
+NETWORK: Final = re.compile(rf"{_LINK}/global/networks/[a-z0-9-]+")
 _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
+REPOSITORY: Final = re.compile(
+    rf"{_PATH}/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>{_REPOSITORY_NAME.pattern})"
+)
+_SECRET: Final = re.compile(rf"{_PATH}/secrets/[A-Za-z0-9_-]{{1,255}}")
 _BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 # https://github.com/distribution/reference has the grammar.
 _REGISTRY: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
@@ -93,9 +91,7 @@ IMAGE: Final = re.compile(
     rf"(?P<name>(?!.*docker\.pkg\.dev(?:/[^/]+){{1,2}}@){_REGISTRY}{_IMAGE_PATH}+)@sha256:[0-9a-f]{{64}}"
 )
 _IMAGE_SOURCE: Final = re.compile(rf"{_REGISTRY}{_IMAGE_PATH}+")
-BOOT_IMAGE: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)"
-)
+BOOT_IMAGE: Final = re.compile(rf"{_LINK}/global/images/(?P<name>[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?)")
 _DATED_IMAGES: Final = ("debian-cloud", "rocky-linux-cloud", "ubuntu-os-cloud")
 """Projects whose images end in their date, and whose families do not."""
 ACCELERATOR: Final = re.compile(r"(?P<family>(?:v|tpu)[0-9]+[a-z]*)-(?P<size>[1-9][0-9]{0,5})")

@@ -408,6 +408,8 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "heads.main.pools.v5e.capacity",
         "preemptible, spot, reserved, on_demand",
     ),
+    ("heads/main/zone", "us-west4-b", "heads.main.zone", "Ray looks for its head where it makes its nodes"),
+    ("heads/main/pools/v5e/reservation", "mine", "heads.main.pools.v5e.reservation", "any reservation of the project"),
     ("heads/main/pools/v5e/max", 1025, "heads.main.pools.v5e.max", "is 1,025, allowed are 0 to 1,024"),
     ("heads/main/pools/v5e/min", -1, "heads.main.pools.v5e.min", "is -1, allowed are 0 to 1,024"),
     ("heads/main/pools/v5e/max", 3, "heads.main.pools.v5e.min", "is 4, allowed is at most `max`, 3"),

@@ -10,10 +10,13 @@ from infra.check.check import check_stack
 from tests.infra.conftest import Project
 
 
-def notes_of(project: Project, *, region: str | None = None, head: Any = None, pool: Any = None) -> list[str]:
+def notes_of(
+    project: Project, *, region: str | None = None, head: Any = None, pool: Any = None, records: Any = None
+) -> list[str]:
     def change(config: dict[str, Any]) -> None:
         if region is not None:
             config["registries"]["images"]["regions"] = ["us-west4", region]
+        config.update({"records": records} if records else {})
         main = config["heads"]["main"]
         main["image"] = main["image"].replace("0" * 64, "a" * 64)
         main.update(head or {})
@@ -36,6 +39,7 @@ def test_stack_of_known_names_has_no_note(project: Project) -> None:
             {"region": "us-west9"},
             "`registries.images.regions[1]` is us-west9, which is not known here as of 2026-11-21, did you mean `us-west4`?",
         ),
+        ({"records": {"location": "US-WEST9"}}, "`records.location` is us-west9, which is not known here"),
         (
             {"head": {"machine_type": "q9-standard-8"}},
             "head `main` is q9-standard-8: its series q9 is not known here as of 2026-11-21",
