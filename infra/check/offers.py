@@ -10,12 +10,12 @@ from typing import Final
 
 from infra.gcp import catalog
 from infra.settings.model import HeadSettings, StackSettings, TpuPoolSettings
-from infra.settings.rules import LEAST_HEAD_GIB, count_nodes
+from infra.settings.rules import LEAST_HEAD_GIB, count_tpu_hosts
 from infra.settings.stack_rules import list_regions
 from runtime.schema import suggest
 
-_NODES_PER_GIB: Final = 36
-"""So that a head for a thousand nodes has about the 32 GB of `ENOUGH_GIB`."""
+_HOSTS_PER_GIB: Final = 36
+"""TPU hosts for each GiB above the least, so that the head of a thousand has `_ENOUGH_GIB`."""
 _ENOUGH_GIB: Final = 32
 """https://docs.ray.io/en/latest/cluster/vms/user-guides/large-cluster-best-practices.html: "8 CPUs and 32 GB memory"."""
 
@@ -37,10 +37,10 @@ def _head_notes(name: str, head: HeadSettings) -> Iterator[str]:
     if series not in catalog.SERIES:
         series = f"its series {series} is not {_known('machines')}{_nearest(series, catalog.SERIES)}"
         yield f"head `{name}` is {head.machine_type}: {series}; it gets a Hyperdisk and stops for maintenance"
-    memory_gib, nodes = catalog.find_memory_gib(head.machine_type), count_nodes(head)
-    if memory_gib is not None and memory_gib < min(LEAST_HEAD_GIB + nodes / _NODES_PER_GIB, _ENOUGH_GIB):
+    memory_gib, hosts = catalog.find_memory_gib(head.machine_type), count_tpu_hosts(head)
+    if memory_gib is not None and memory_gib < min(LEAST_HEAD_GIB + hosts / _HOSTS_PER_GIB, _ENOUGH_GIB):
         yield (
-            f"head `{name}` has {memory_gib:g} GiB of memory for up to {nodes:,} hosts: it may run out of it;"
+            f"head `{name}` has {memory_gib:g} GiB of memory for up to {hosts:,} hosts: it may run out of it;"
             f" Ray's documentation begins with {_ENOUGH_GIB} GB for large clusters"
         )
 
