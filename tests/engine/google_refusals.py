@@ -40,17 +40,13 @@ class Series:
 
 
 SERIES: Final = {
-    "a2": Series(types=r"highgpu-[1248]g", disks=_PERSISTENT, gpus=True),
     "a3": Series(types=r"highgpu-[1248]g", disks=(*_PERSISTENT, *_HYPERDISK), gpus=True),
     "a4": Series(types=r"highgpu-8g", gpus=True),
     "c4": Series(types=r"(?:standard|highmem|highcpu)-(?:2|4|8|16|24|32|48|96)"),
     "c4a": Series(types=r"(?:standard|highmem|highcpu)-(?:1|2|4|8|16|32|48|64|72)", architecture="ARM64"),
-    "c4d": Series(types=r"(?:standard|highmem|highcpu)-(?:2|4|8|16|32|48|64|96)"),
-    "e2": Series(types=r"(?:standard|highmem|highcpu)-(?:2|4|8|16)|micro|small|medium", disks=_PERSISTENT),
     "g2": Series(types=r"standard-(?:4|8|12|16|24|32|48|96)", disks=_PERSISTENT[:2], gpus=True),
     "h3": Series(types=r"standard-88", disks=("pd-balanced", *_HYPERDISK), moves=False),
     "n2": Series(types=r"(?:standard|highmem|highcpu)-(?:2|4|8|16|32|48|64|80|96)", disks=_PERSISTENT),
-    "n4": Series(types=r"(?:standard|highmem|highcpu)-(?:2|4|8|16|32|48|64|80)"),
     "x4": Series(types=r"megamem-(?:480|960|1440|1920)-metal", moves=False),
 }
 """The machine series of this Google. https://cloud.google.com/compute/docs/machine-resource"""

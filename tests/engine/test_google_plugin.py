@@ -341,7 +341,7 @@ def machine(
                 machine(each, "pd-balanced", "TERMINATE"),
                 f"[pd-balanced, {each}] features are not compatible for creating instance.",
             )
-            for each in ("c4-standard-16", "n4-standard-8", "x4-megamem-480-metal", "c4d-standard-8", "a4-highgpu-8g")
+            for each in ("c4-standard-16", "x4-megamem-480-metal", "a4-highgpu-8g")
         ),
         (
             machine("n2-standard-8", "hyperdisk-balanced", "MIGRATE"),
@@ -349,7 +349,7 @@ def machine(
         ),
         *(
             (machine(each, None, "MIGRATE"), "Instances with guest accelerators do not support live migration.")
-            for each in ("a2-highgpu-1g", "a3-highgpu-8g", "a4-highgpu-8g", "g2-standard-4")
+            for each in ("a3-highgpu-8g", "g2-standard-4")
         ),
         (machine("h3-standard-88", None, "MIGRATE"), "[h3-standard-88, MIGRATE] features are not compatible"),
         (

@@ -9,8 +9,6 @@ import pytest
 
 from infra.check.check import check_stack, find_collisions, find_shared_notes
 from infra.cli import main
-from infra.gcp.prices import minimum_month
-from infra.settings.model import TpuPoolSettings
 from tests.infra.conftest import Project
 
 API = "https://www.googleapis.com/compute/v1/"
@@ -198,21 +196,13 @@ def test_minima_that_are_much_only_together_are_noted_with_their_sum(project: Pr
     ]
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "region", "month"),
-    [
-        # Four chips each: the number counts cores in some families and chips in others.
-        ("v4-8", "us-central2", 4 * 3.22 * 730),
-        ("v6e-4", "us-east5", 4 * 2.70 * 730),
-        ("v5p-8", "europe-west4", 4 * 4.2525 * 730),
-        ("v5litepod-1", "mars-1", None),
-        ("v99-1", "us-central1", None),
-    ],
-)
-def test_minimum_month_counts_chips(accelerator: str, region: str, month: float | None) -> None:
-    found = minimum_month(one_node(accelerator), region)
-    assert found == (month if month is None else pytest.approx(month, abs=0.01))
+def test_minimum_is_priced_by_chips_also_for_a_type_that_counts_cores(project: Project) -> None:
+    v4 = {"accelerator": "v4-8", "runtime_version": "tpu-ubuntu2204-base"}
+    _, costs, _ = pool(project, **v4, min=1, capacity="on_demand")
+    assert costs[1][1] == pytest.approx(4 * 3.22 * 730, abs=0.01)
 
 
-def one_node(accelerator: str) -> TpuPoolSettings:
-    return TpuPoolSettings(accelerator=accelerator, runtime_version="tpu-x", min=1)
+def test_minimum_without_a_known_price_says_so(project: Project) -> None:
+    notes, costs, _ = pool(project, accelerator="v9x-8", runtime_version="tpu-x", cpus=8, min=1)
+    assert costs[1] == ("pool v5e, 1 nodes at all times, 730 h, us-west4: no price known", None)
+    assert notes[-1] == "pool `main.v5e` keeps 1 nodes v9x-8 at all times: their price is not known here"

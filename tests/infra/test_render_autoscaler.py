@@ -11,7 +11,7 @@ import yaml
 
 from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import HEAD_TYPE, chips_per_host, partial_url
+from infra.render.cluster import HEAD_TYPE, partial_url
 from infra.settings.model import TpuCapacity
 from runtime.errors import InvalidValue
 from tests.fakes.google import Refusal, check_fields, read_document
@@ -159,21 +159,6 @@ def test_pool_under_the_heads_own_type_is_refused() -> None:
     with pytest.raises(InvalidValue) as refused:
         render_autoscaler(sample_cluster(pools={HEAD_TYPE: V4}))
     assert refused.value.field == "pool"
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "chips"),
-    [("v2-8", 4), ("v3-32", 4), ("v4-8", 4), ("v4-64", 4), ("v5p-8", 4), ("v5litepod-1", 1), ("v5litepod-4", 4),
-     ("v5litepod-8", 8), ("v5litepod-16", 4), ("v6e-8", 8), ("v6e-256", 4)],
-)  # fmt: skip
-def test_chips_of_a_host(accelerator: str, chips: int) -> None:
-    assert chips_per_host(accelerator) == chips
-
-
-@pytest.mark.parametrize("accelerator", ["", "v4", "v4-", "v4-0", "v4-x", "8", "tesla-t4"])
-def test_chips_of_what_is_no_accelerator_are_refused(accelerator: str) -> None:
-    with pytest.raises(InvalidValue):
-        chips_per_host(accelerator)
 
 
 @pytest.mark.parametrize(
