@@ -19,6 +19,7 @@ import pulumi
 
 from infra.check.deployer import find_missing_rights, makes_account
 from infra.check.kms_setup import list_key_needs
+from infra.check.offers import find_offer_notes
 from infra.check.ranges import StackSubnet, find_place, find_range_notes, find_range_problems
 from infra.check.recording import (
     UNKNOWN,
@@ -33,8 +34,9 @@ from infra.check.recording import (
 from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
 from infra.check.workflows import find_workflow_problems
+from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
-from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
+from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month
 from infra.naming import Names
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
@@ -169,7 +171,10 @@ def report_on(recording: Recording, settings: StackSettings | None = None) -> Re
         left_to_key_owner=tuple(list_key_needs(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
-        notes=(*find_notes(recording), *(find_money_notes(settings) if settings is not None else ())),
+        notes=(
+            *find_notes(recording),
+            *((*find_offer_notes(settings), *find_money_notes(settings)) if settings is not None else ()),
+        ),
     )
 
 
@@ -360,13 +365,11 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
         return
     for what, location in settings.bucket_locations.items():
         place = location or region
-        if (price := traffic_per_tib(place.lower(), region)) != 0:
-            known = (
-                f"costs {price:,.2f} USD for each TiB, prices of {AS_OF}"
-                if price
-                else "has a price that is not known here"
+        if region not in (place.lower(), *BUCKET_LOCATIONS.get(place.lower(), ())):
+            yield (
+                f"`{what}` is in {place} and the heads with their nodes in {region}: traffic between them costs money,"
+                " https://cloud.google.com/storage/pricing#network-buckets"
             )
-            yield f"`{what}` is in {place} and the heads with their nodes in {region}: traffic between them {known}"
     yield from _unreadable_buckets(settings)
     pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
     minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.always > 0]

@@ -2,7 +2,7 @@
 
 The wheels of pulumi-gcp and pulumi-kubernetes have a typed class for every resource and nested object, with the names and
 types of its fields and the required ones. Mocks accept a misspelt key in a dictionary, a number instead of text or a missing
-nested field; this module finds them. `infra/gcp/values.py` judges names, ranges and roles, which types do not limit.
+nested field; this module finds them. Names and ranges are judged where they are written, by the rules of the settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pulumi import _types
 from pulumi.runtime import rpc
 
 from infra.check.recording import SecretValue, UnknownValue
-from infra.gcp.values import find_value_problems
 from runtime.schema import Problem, join
 
 WHEELS: Final = {"gcp": "pulumi_gcp", "kubernetes": "pulumi_kubernetes"}
@@ -49,9 +48,7 @@ def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[Problem]:
     kind = find_args_class(type_)
     if type_.startswith(PROVIDERS):
         inputs = _decoded(kind, inputs)
-    found = list(_object_problems(kind, inputs, ""))
-    known = {each.path for each in found}
-    return [*found, *(each for each in find_value_problems(type_, inputs) if each.path not in known)]
+    return list(_object_problems(kind, inputs, ""))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pulumi_gcp import artifactregistry, compute, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite, as_member, shown_title
-from infra.gcp.machines import disk_types, maintenance
+from infra.gcp.catalog import find_series
 from infra.machine.head_agent import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, RayCluster, SecretReference
@@ -331,6 +331,7 @@ class RayHead(Part):
         needed: Sequence[pulumi.Resource],
     ) -> compute.Instance:
         args, site = self._args, self._site
+        series = find_series(args.settings.machine_type)
         return compute.Instance(
             f"{self._name}-vm",
             project=site.project,
@@ -345,7 +346,7 @@ class RayHead(Part):
                 initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
                     image=args.settings.boot_image,
                     size=args.settings.disk_gb,
-                    type=args.settings.disk_type or disk_types(args.settings.machine_type)[0],
+                    type=args.settings.disk_type or series.boot_disks[0],
                     labels=dict(site.labels),
                 ),
             ),
@@ -359,7 +360,7 @@ class RayHead(Part):
             ),
             scheduling=compute.InstanceSchedulingArgs(
                 automatic_restart=True,
-                on_host_maintenance=maintenance(args.settings.machine_type),
+                on_host_maintenance=series.maintenance,
                 preemptible=False,
                 provisioning_model="STANDARD",
             ),

@@ -1,145 +1,86 @@
-"""Google's regions, TPU families and their zones, and boot images, as of a date; `machines` has the machine types.
+"""What Google offers where, and where images may come from.
 
-A stack file adds newer zones and regions under `overrides`. `python -m infra preflight` asks the project itself.
+The facts are in `facts.json`, each part with its date and sources; `scripts/google-facts PROJECT` asks Google for newer
+ones. Google's offer grows, so a name that the file lacks is no mistake: `check` notes it, and `preflight` asks Google.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import date
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
-AS_OF: Final = date(2026, 11, 21)
+FACTS: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 
-# https://cloud.google.com/compute/docs/regions-zones, and us-central2, which has TPU v4 and little else.
-_REGIONS: Final[Mapping[str, tuple[int, ...]]] = {
-    "africa-south": (1,),
-    "asia-east": (1, 2),
-    "asia-northeast": (1, 2, 3),
-    "asia-south": (1, 2),
-    "asia-southeast": (1, 2, 3),
-    "australia-southeast": (1, 2),
-    "europe-central": (2,),
-    "europe-north": (1, 2),
-    "europe-southwest": (1,),
-    "europe-west": (1, 2, 3, 4, 6, 8, 9, 10, 12),
-    "me-central": (1, 2),
-    "me-west": (1,),
-    "northamerica-northeast": (1, 2),
-    "northamerica-south": (1,),
-    "southamerica-east": (1,),
-    "southamerica-west": (1,),
-    "us-central": (1, 2),
-    "us-east": (1, 4, 5),
-    "us-south": (1,),
-    "us-west": (1, 2, 3, 4),
-}
-REGIONS: Final = frozenset(f"{area}{number}" for area, numbers in _REGIONS.items() for number in numbers)
-
-# https://cloud.google.com/storage/docs/locations
-BUCKET_LOCATIONS: Final = frozenset({"us", "eu", "asia", "nam4", "eur4", "eur5", "eur7", "eur8", "asia1"})
-"""Locations of buckets that are larger than a region, in lower case."""
+REGIONS: Final = frozenset(FACTS["regions"]["names"])
+BUCKET_LOCATIONS: Final[Mapping[str, list[str]]] = FACTS["regions"]["bucket_locations"]
+"""Location of buckets that is larger than a region, in lower case → its two regions, if it has two."""
 
 
 @dataclass(frozen=True, slots=True)
-class TpuHost:
-    """The machine that its TPU chips are in."""
+class Host:
+    """A machine, or the machine that TPU chips are in."""
 
     vcpus: int
-    memory_gib: int
+    memory_gib: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFamily:
     zones: frozenset[str]
-    hosts: Mapping[int, TpuHost]
-    """Sizes of one machine → that machine. The size counts cores up to v5p, chips from v5litepod on."""
-    pod_sizes_from: int
+    hosts: Mapping[int, Host]
+    """Sizes of one machine → that machine. The size counts cores, but chips for v5litepod and v6e."""
+    slices_from: int
     """The smallest size of several machines."""
-    pod_host: TpuHost
+    slice_host: Host
     """Each of several machines."""
-    runtime_version: str
+    runtime_version: str | None
     """The software that Google's page names for JAX and PyTorch."""
+    limit: str | None
+    """The reason why a pool of this family gets no nodes today."""
 
 
-# Zones: https://cloud.google.com/tpu/docs/regions-zones, without those for a single tenant.
-# Software: https://cloud.google.com/tpu/docs/runtimes
-# Hosts: the tables of machines in https://cloud.google.com/tpu/docs/v5e and its siblings v4, v5p, v6e; for all
-# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 TPU_FAMILIES: Final[Mapping[str, TpuFamily]] = {
-    "v2": TpuFamily(
-        zones=frozenset({"us-central1-a", "us-central1-b", "us-central1-c", "europe-west4-a", "asia-east1-c"}),
-        hosts={8: TpuHost(96, 334)},
-        pod_sizes_from=32,
-        pod_host=TpuHost(96, 334),
-        runtime_version="tpu-ubuntu2204-base",
-    ),
-    "v3": TpuFamily(
-        zones=frozenset({"us-central1-a", "us-central1-b", "europe-west4-a"}),
-        hosts={8: TpuHost(96, 340)},
-        pod_sizes_from=32,
-        pod_host=TpuHost(96, 340),
-        runtime_version="tpu-ubuntu2204-base",
-    ),
-    "v4": TpuFamily(
-        zones=frozenset({"us-central2-b"}),
-        hosts={8: TpuHost(240, 407)},
-        pod_sizes_from=16,
-        pod_host=TpuHost(240, 407),
-        runtime_version="tpu-ubuntu2204-base",
-    ),
-    "v5litepod": TpuFamily(
-        zones=frozenset({"us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"}),
-        hosts={1: TpuHost(24, 48), 4: TpuHost(112, 192), 8: TpuHost(224, 384)},
-        pod_sizes_from=16,
-        pod_host=TpuHost(112, 192),
-        runtime_version="v2-alpha-tpuv5-lite",
-    ),
-    "v5p": TpuFamily(
-        zones=frozenset({"us-central1-a", "us-east5-a", "europe-west4-b"}),
-        hosts={8: TpuHost(208, 448)},
-        pod_sizes_from=16,
-        pod_host=TpuHost(208, 448),
-        runtime_version="v2-alpha-tpuv5",
-    ),
-    "v6e": TpuFamily(
-        zones=frozenset(
-            [
-                "us-central1-b",
-                "us-east1-d",
-                "us-east5-a",
-                "us-east5-b",
-                "europe-west4-a",
-                "asia-northeast1-b",
-                "southamerica-west1-a",
-            ]
-        ),
-        hosts={1: TpuHost(44, 176), 4: TpuHost(180, 720), 8: TpuHost(180, 1440)},
-        pod_sizes_from=16,
-        pod_host=TpuHost(180, 720),
-        runtime_version="v2-alpha-tpuv6e",
-    ),
+    name: TpuFamily(
+        zones=frozenset(each["zones"]),
+        hosts={int(size): Host(*host) for size, host in each["hosts"].items()},
+        slices_from=each["slices_from"],
+        slice_host=Host(*each["slice_host"]),
+        runtime_version=each["runtime_version"],
+        limit=each.get("limit"),
+    )
+    for name, each in FACTS["tpus"]["families"].items()
 }
-
 FAMILY_ALIASES: Final[Mapping[str, str]] = {
-    "v5e": "v5litepod",
-    "v5lite": "v5litepod",
-    "v5-lite": "v5litepod",
-    "v5": "v5p",
-    "v6": "v6e",
-    "trillium": "v6e",
+    alias: name for name, each in FACTS["tpus"]["families"].items() for alias in each["aliases"]
 }
 """A family's other names → its name in the TPU API."""
 
-_SOFTWARE_FOR: Final = (
-    # Software that is for one family and refuses to start on another. The order matters: the first match counts.
-    ("v2-alpha-tpuv5-lite", "v5litepod"),
-    ("v2-alpha-tpuv5", "v5p"),
-    ("v2-alpha-tpuv6e", "v6e"),
-    ("tpu-vm-v4-", "v4"),
-)
+HYPERDISK: Final = ("hyperdisk-balanced",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    boot_disks: tuple[str, ...] = HYPERDISK
+    """Types that a boot disk can have, the default first."""
+    architecture: str = "X86_64"
+    """In Google's words."""
+    maintenance: str = "MIGRATE"
+    """`MIGRATE` if Google can move a running machine to another host, otherwise `TERMINATE`."""
+    gib_per_vcpu: Mapping[str, float] = field(default_factory=dict)
+
+
+SERIES: Final[Mapping[str, Series]] = {
+    name: Series(**{**each, "boot_disks": tuple(each.get("boot_disks", HYPERDISK))})
+    for name, each in FACTS["machines"]["series"].items()
+}
+BOOT_DISKS: Final = tuple(sorted({disk for each in SERIES.values() for disk in each.boot_disks}))
+
+_NEW: Final = Series(maintenance="TERMINATE")
+"""A series that is not in the file. Google accepts a stop for maintenance from every machine."""
 
 PULL_THROUGH_HOSTS: Final = frozenset(
     {"docker.io", "ghcr.io", "nvcr.io", "public.ecr.aws", "quay.io", "registry.k8s.io"}
@@ -159,8 +100,10 @@ BOOT_IMAGE: Final = "projects/debian-cloud/global/images/debian-12-bookworm-v202
 2026, and was not compared with Google's own list; `preflight` asks Google whether it is still offered. Another one here replaces every head that names
 none, so it changes with a release and a line in the changelog."""
 
-
 _ARM_IMAGE: Final = re.compile(r"(?:.*-)?(?:arm64|aarch64)(?:-.*)?")
+_CUSTOM: Final = re.compile(r"custom-([0-9]+)-([0-9]+)(?:-ext)?")
+"""In vCPUs and MiB."""
+_SIZED: Final = re.compile(r"([a-z]+)-([0-9]+)(?:-[a-z]+)*")
 
 
 def is_arm_image(image: str) -> bool:
@@ -172,15 +115,50 @@ def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-def find_tpu_host(accelerator: str) -> TpuHost | None:
-    """Return the host of `v4-8`, or each of the hosts of `v4-32`; None for a family or a size that is not in the table."""
+def find_tpu_host(accelerator: str) -> Host | None:
+    """Return the host of `v4-8`, or each of the hosts of `v4-32`; None for a family or a size that is not in the file."""
     name, _, size = accelerator.rpartition("-")
     family = TPU_FAMILIES.get(name)
     if family is None or not size.isdecimal():
         return None
-    return family.hosts.get(int(size)) or (family.pod_host if int(size) >= family.pod_sizes_from else None)
+    return family.hosts.get(int(size)) or (family.slice_host if int(size) >= family.slices_from else None)
 
 
 def software_family(runtime_version: str) -> str | None:
     """Return the one TPU family that `runtime_version` is made for; None if it runs on several or is unknown here."""
-    return next((family for prefix, family in _SOFTWARE_FOR if runtime_version.startswith(prefix)), None)
+    made_for = {
+        prefix: name for name, each in FACTS["tpus"]["families"].items() for prefix in each["runtime_versions_for_it"]
+    }
+    # One family's prefix may begin with another's: the longest counts.
+    fitting = [prefix for prefix in made_for if runtime_version.startswith(prefix)]
+    return made_for[max(fitting, key=len)] if fitting else None
+
+
+def find_series(machine_type: str) -> Series:
+    """Return what machines of this type can have; a series that is not in the file gets what all new ones take."""
+    series = SERIES.get(machine_type.partition("-")[0], _NEW)
+    if machine_type.endswith("-metal"):
+        return Series(architecture=series.architecture, maintenance="TERMINATE", gib_per_vcpu=series.gib_per_vcpu)
+    return series
+
+
+def count_vcpus(machine_type: str) -> int | None:
+    """Return the vCPUs that the name of a machine states; None if it states none."""
+    kind = machine_type.partition("-")[2]
+    if machine_type in FACTS["machines"]["shared"]:
+        return int(FACTS["machines"]["shared"][machine_type][0])
+    if found := _CUSTOM.fullmatch(kind):
+        return int(found[1])
+    return int(sized[2]) if (sized := _SIZED.fullmatch(kind)) else None
+
+
+def find_memory_gib(machine_type: str) -> float | None:
+    """Return the memory of a machine; None if neither its name nor the file has it."""
+    kind = machine_type.partition("-")[2]
+    if machine_type in FACTS["machines"]["shared"]:
+        return float(FACTS["machines"]["shared"][machine_type][1])
+    if found := _CUSTOM.fullmatch(kind):
+        return int(found[2]) / 1024
+    sized = _SIZED.fullmatch(kind)
+    each = find_series(machine_type).gib_per_vcpu.get(sized[1]) if sized else None
+    return int(sized[2]) * each if sized and each is not None else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from infra.gcp import machines
+from infra.gcp import catalog
 from infra.preflight.findings import Look, PreflightFinding, fail, name_nearest, ok, warn
 from infra.settings.model import HeadSettings, StackSettings
 from infra.settings.rules import BOOT_IMAGE
@@ -73,8 +73,8 @@ def _fits(
     check: str, head: HeadSettings, image: Mapping[str, Any], machine: Mapping[str, Any]
 ) -> Iterator[PreflightFinding]:
     # Google leaves the architecture out of old images, which are for x86.
-    wanted = str(machine.get("architecture") or machines.family_of(head.machine_type).architecture)
-    have = str(image.get("architecture") or machines.X86)
+    wanted = str(machine.get("architecture") or catalog.find_series(head.machine_type).architecture)
+    have = str(image.get("architecture") or "X86_64")
     if have != wanted:
         text = f"the boot image is for {have}, and {head.machine_type} is {wanted}"
         yield fail(check, text, "take the image of the same system for the other architecture")

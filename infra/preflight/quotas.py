@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from infra.gcp.machines import disk_types
+from infra.gcp.catalog import find_series
 from infra.preflight.findings import Look, PreflightFinding, fail, guard_all, name_nearest, ok, warn
 from infra.settings.model import HeadSettings, StackSettings, TpuCapacity, TpuPoolSettings
 from runtime.stack.google_api import GoogleApi
@@ -60,7 +60,7 @@ def _compute_needs(settings: StackSettings) -> Iterator[tuple[str, tuple[str, ..
         yield f"CPUs {family}", (f"{family.upper()}_CPUS", "CPUS"), cpus, "CPUs"
     disks: dict[str, int] = {}
     for head in heads:
-        kind = (head.disk_type or disk_types(head.machine_type)[0]).partition("-")[0]
+        kind = (head.disk_type or find_series(head.machine_type).boot_disks[0]).partition("-")[0]
         disks[kind] = disks.get(kind, 0) + head.disk_gb
     for kind, size_gb in disks.items():
         name, metrics = _DISKS[kind]

@@ -112,7 +112,7 @@ def _pool_type(cluster: RayCluster, name: str, pool: TpuPoolSettings, metadata: 
         "max_workers": pool.max,
         "resources": {
             "CPU": cpus_per_host(pool),
-            "memory": memory_per_host(pool),
+            **({"memory": memory} if (memory := memory_per_host(pool)) else {}),
             "TPU": chips_per_host(pool.accelerator),
             # Only for the first host of each slice; Ray removes it from the others.
             f"TPU-{pool.accelerator}-head": 1,
@@ -163,7 +163,8 @@ def _scheduling(pool: TpuPoolSettings) -> dict[str, Any]:
         case TpuCapacity.SPOT:
             return {"spot": True}
         case TpuCapacity.RESERVED:
-            return {"reserved": True, **({"reservationName": pool.reservation} if pool.reservation else {})}
+            # A reservation's name is unknown to `v2` of the API, and Ray takes that or `v2alpha1`.
+            return {"reserved": True}
         case TpuCapacity.ON_DEMAND:
             return {}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from infra.gcp.catalog import TpuHost, find_tpu_host
+from infra.gcp.catalog import find_tpu_host
 from infra.settings.model import ContainerSettings, MachineSettings, TpuPoolSettings
 from runtime.errors import InvalidValue
 from runtime.tpu_shapes import find_shape
@@ -100,20 +100,19 @@ def chips_per_host(accelerator: str) -> int:
 def cpus_per_host(pool: TpuPoolSettings) -> int:
     """Return the CPUs that Ray hands out on each host: half of the host's, so that tasks do not get too little, if the
     pool names no number."""
-    return _host(pool).vcpus // 2 if pool.cpus is None else pool.cpus
-
-
-def memory_per_host(pool: TpuPoolSettings) -> int:
-    """Return the bytes that Ray hands out on each host. Without the number Ray makes no node for a task that asks for
-    memory until it has seen a first one."""
-    return int(_host(pool).memory_gib * _TASKS_SHARE) * 1024**3
-
-
-def _host(pool: TpuPoolSettings) -> TpuHost:
+    if pool.cpus is not None:
+        return pool.cpus
     host = find_tpu_host(pool.accelerator)
     if host is None:
-        raise InvalidValue("accelerator", pool.accelerator, "a type of TPU that infra/gcp/catalog.py has")
-    return host
+        raise InvalidValue("cpus", pool.cpus, f"a number, since the hosts of `{pool.accelerator}` are not known here")
+    return host.vcpus // 2
+
+
+def memory_per_host(pool: TpuPoolSettings) -> int | None:
+    """Return the bytes that Ray hands out on each host; None for a host that is not known here. Without the number Ray
+    makes no node for a task that asks for memory until it has seen a first one."""
+    host = find_tpu_host(pool.accelerator)
+    return int(host.memory_gib * _TASKS_SHARE) * 1024**3 if host else None
 
 
 def partial_url(link: str) -> str:

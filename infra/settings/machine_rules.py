@@ -181,6 +181,14 @@ def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcp
             yield Problem(path=where, message=f"is `{option}`, and `{machine}` has {vcpus} vCPUs")
 
 
+def find_shm_problems(container: ContainerSettings, path: str, machine: str, memory_gib: float) -> Iterator[Problem]:
+    """Find shared memory that a machine does not have: what fills it ends in the loss of the machine's processes."""
+    size = container.shm_size
+    if size is not None and _SHM_SIZE.fullmatch(size) and _bytes(size) > memory_gib * (1 << 30):
+        where = join(path, "container.shm_size")
+        yield wrong(where, size, f"at most the memory of `{machine}`, {memory_gib:g} GiB")
+
+
 def _memory_problems(options: Sequence[str], path: str) -> Iterator[Problem]:
     """Find limits of memory that Docker refuses together, so that Ray would never start."""
     # Docker takes the last of two values.

@@ -43,7 +43,7 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
     cidr: str = "10.64.0.0/20"
-    """Range of the subnet, at least a /21; the sum of the pools' maxima has to fit into it."""
+    """Range of the subnet; the heads and all hosts of the pools' maxima have to fit into it."""
     subnet: str | None = None
     """Self-link of an existing subnet; then the stack makes no network."""
     network: str | None = None
@@ -167,7 +167,7 @@ class MachineSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuPoolSettings(MachineSettings):
     accelerator: str
-    """`v4-8`, `v5litepod-1` …"""
+    """`v4-8`, `v5litepod-1` …; a slice of several hosts, such as `v4-16`, is one node."""
     runtime_version: str
     """TPU software version, as `gcloud compute tpus tpu-vm versions list` prints them."""
     capacity: TpuCapacity = TpuCapacity.PREEMPTIBLE
@@ -177,7 +177,6 @@ class TpuPoolSettings(MachineSettings):
     """Whole idle nodes that the cluster keeps ready beside the busy ones, within `max`."""
     cpus: int | None = None
     """CPUs of each host that Ray may hand out, by default half of them. Ray enforces nothing."""
-    reservation: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's labels of the nodes, which `label_selector` finds."""
 
@@ -321,16 +320,11 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Values beyond the tables of `gcp`: newer facts, and other sources of images."""
+    """Sources of images beyond those that every stack may use."""
 
-    tpu_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Accelerator family (`v4`, `v5litepod`) → further zones."""
-    regions: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     """Further sources of the heads' images: `HOST/PATH`, and everything below."""
     boot_image_projects: tuple[str, ...] = ()
-    machine_types: tuple[str, ...] = ()
-    """Machine types that are newer than the table of `gcp/machines.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

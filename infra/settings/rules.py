@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from infra.gcp import catalog, machines
+from infra.gcp import catalog
 from infra.naming import OWN_LABELS
 from infra.settings.cluster_rules import find_claim_problems, find_cluster_problems, find_namespace_problems
 from infra.settings.key_rules import KEY, find_form_problems
@@ -21,6 +21,7 @@ from infra.settings.machine_rules import (
     find_cpu_problems,
     find_label_problems,
     find_machine_problems,
+    find_shm_problems,
 )
 from infra.settings.model import (
     AccessSettings,
@@ -43,7 +44,6 @@ from infra.settings.model import (
     Role,
     SecretSettings,
     StackSettings,
-    TpuCapacity,
     TpuPoolSettings,
 )
 from infra.settings.problems import find_misformed as _form
@@ -53,12 +53,17 @@ from infra.settings.problems import find_unknown as _choice
 from infra.settings.problems import has_plain_length, wrong
 from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
+from runtime.tpu_shapes import find_shape
 
 DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
 LARGEST: Final = 2**53 - 1
 """The engine carries every number as a double, and larger whole numbers change on the way."""
-SMALLEST_SUBNET: Final = 21
+SMALLEST_SUBNET: Final = 29
+"""https://cloud.google.com/vpc/docs/subnets#valid-ranges"""
+LEAST_HEAD_GIB: Final = 4
+"""Ray 2.60's processes took 0.7 GiB on a head without a node, and its object store takes 30 %; the system, Docker and the
+drivers of jobs have the rest."""
 GOOGLES_ADDRESSES: Final = 4
 """Addresses that Google reserves in every subnet: network, gateway, last but one, broadcast."""
 
@@ -80,17 +85,15 @@ MEMBER: Final = re.compile(
 DEPLOYED_PARTS: Final = (*CiSettings(repositories={}).deploys, "kms_key")
 """Keys of what a pipeline can deploy."""
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
-SUBNET: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
-)
-NETWORK: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/networks/[a-z0-9-]+"
-)
-REPOSITORY: Final = re.compile(
-    r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
-)
+_PATH: Final = r"projects/(?P<project>[a-z0-9.:-]+)"
+_LINK: Final = rf"(?:https://www\.googleapis\.com/compute/v1/)?{_PATH}"
+SUBNET: Final = re.compile(rf"{_LINK}/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+")
+NETWORK: Final = re.compile(rf"{_LINK}/global/networks/[a-z0-9-]+")
 _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
+REPOSITORY: Final = re.compile(
+    rf"{_PATH}/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>{_REPOSITORY_NAME.pattern})"
+)
+_SECRET: Final = re.compile(rf"{_PATH}/secrets/[A-Za-z0-9_-]{{1,255}}")
 _ANY_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 AUDIENCES: Final = ("workers", "clusters", "operators", "researchers")
 """Words for members of a stack: the account `worker` and its like, heads and nodes, people."""
@@ -102,14 +105,15 @@ IMAGE: Final = re.compile(
     rf"(?P<name>(?!.*docker\.pkg\.dev(?:/[^/]+){{1,2}}@){_REGISTRY}{_IMAGE_PATH}+)@sha256:[0-9a-f]{{64}}"
 )
 _IMAGE_SOURCE: Final = re.compile(rf"{_REGISTRY}{_IMAGE_PATH}+")
-BOOT_IMAGE: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)"
-)
+BOOT_IMAGE: Final = re.compile(rf"{_LINK}/global/images/(?P<name>[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?)")
 _DATED_IMAGES: Final = ("debian-cloud", "rocky-linux-cloud", "ubuntu-os-cloud")
 """Projects whose images end in their date, and whose families do not."""
-ACCELERATOR: Final = re.compile(r"(?P<family>v[0-9]+[a-z]*)-(?P<size>[1-9][0-9]*)")
-_RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
-MACHINE: Final = re.compile(r"[a-z][0-9]+[a-z]*-(?:[a-z]+-[0-9]+[a-z-]*|custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?)")
+ACCELERATOR: Final = re.compile(r"(?P<family>(?:v|tpu)[0-9]+[a-z]*)-(?P<size>[1-9][0-9]{0,5})")
+_RUNTIME_VERSION: Final = re.compile(r"[a-z][a-z0-9]*-[a-z0-9][a-z0-9.-]*")
+_MACHINE: Final = re.compile(
+    r"[a-z][0-9]+[a-z]*-(?:[a-z]+-[0-9]+[a-z-]*|custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?|micro|small|medium)"
+)
+REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF_PART: Final = r"(?!\.)[^\x00-\x20\x7f-\xa0~^:?*\[\\'/]+(?<!\.)(?<!\.lock)"
 _REF: Final = re.compile(rf"(?!.*(?:\.\.|@\{{))refs/(?:heads|tags)/{_REF_PART}(?:/{_REF_PART})*")
@@ -167,7 +171,7 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         private = ", ".join(str(each) for each in PRIVATE)
         yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
     elif cidr.prefixlen > SMALLEST_SUBNET:
-        yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
+        yield wrong(where, network.cidr, f"at least a /{SMALLEST_SUBNET}: Google makes no smaller subnet")
     elif cidr.overlaps(_DOCKERS):
         yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
     if network.flow_logs and network.subnet is not None:
@@ -313,13 +317,22 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _name_problems(head.pools, join(path, "pools"))
     yield from _repeated(head.environment, join(path, "environment"))
     yield from _range(head, path, "snapshot_days", 0, 65_535)
-    yield from _choice(head, path, "disk_type", machines.disk_types(head.machine_type))
+    is_known = head.machine_type.partition("-")[0] in catalog.SERIES
+    disks = catalog.find_series(head.machine_type).boot_disks if is_known else catalog.BOOT_DISKS
+    yield from _choice(head, path, "disk_type", disks)
     yield from find_machine_problems(head, path)
-    yield from _head_cpu_problems(head, path)
+    yield from _head_size_problems(head, path)
 
 
-def _head_cpu_problems(head: HeadSettings, path: str) -> Iterator[Problem]:
-    vcpus = machines.count_vcpus(head.machine_type)
+def _head_size_problems(head: HeadSettings, path: str) -> Iterator[Problem]:
+    """Find what neither the head nor, if they inherit it, its nodes have room for."""
+    memory_gib = catalog.find_memory_gib(head.machine_type)
+    if memory_gib is not None:
+        if memory_gib < LEAST_HEAD_GIB:
+            seen = f"is `{head.machine_type}` with {memory_gib:g} GiB of memory, and Ray's head needs {LEAST_HEAD_GIB}"
+            yield Problem(path=join(path, "machine_type"), message=seen, hint="the default, `n2-standard-8`, has 32")
+        yield from find_shm_problems(head.container, path, head.machine_type, memory_gib)
+    vcpus = catalog.count_vcpus(head.machine_type)
     if vcpus is not None:
         yield from find_cpu_problems(head.container, path, head.machine_type, vcpus)
     for name, pool in head.pools.items():
@@ -333,9 +346,9 @@ def _head_cpu_problems(head: HeadSettings, path: str) -> Iterator[Problem]:
 
 
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
-    if not MACHINE.fullmatch(machine_type):
+    if not _MACHINE.fullmatch(machine_type):
         yield wrong(where, machine_type, "a machine type such as `n2-standard-8`")
-    elif machines.family_of(machine_type).architecture != machines.X86:
+    elif catalog.find_series(machine_type).architecture != "X86_64":
         yield wrong(where, machine_type, "an x86 machine: TPU nodes are x86 machines, and run the same cluster image")
 
 
@@ -353,29 +366,20 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
 
 
 def _pool(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
-    yield from _accelerator_problems(pool.accelerator, join(path, "accelerator"))
+    yield from _accelerator_problems(pool, path)
     yield from _software_problems(pool, join(path, "runtime_version"))
-    if pool.capacity is TpuCapacity.RESERVED:
-        yield Problem(
-            path=join(path, "capacity"),
-            message="is `reserved`, allowed are preemptible, spot, on_demand: Ray's autoscaler makes no reserved nodes",
-            hint="reserved nodes join a running cluster by hand, outside its pools",
-        )
-    if pool.reservation is not None:
-        yield Problem(
-            path=join(path, "reservation"),
-            message=f"is `{pool.reservation}`, and Ray's autoscaler makes no reserved nodes",
-            hint="leave it out: reserved nodes join a running cluster by hand, outside its pools",
-        )
     yield from _range(pool, path, "min", 0, MAX_NODES)
     yield from _range(pool, path, "max", 0, MAX_NODES)
     host = catalog.find_tpu_host(pool.accelerator)
-    if pool.cpus is not None and host is not None and not 1 <= pool.cpus <= host.vcpus:
+    if pool.cpus is not None and not 1 <= pool.cpus <= (host.vcpus if host else LARGEST):
+        most = f" to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`" if host else " or more"
         yield Problem(
             path=join(path, "cpus"),
-            message=f"is {pool.cpus:,}, allowed are 1 to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`",
-            hint=f"leave it out for half of them, {host.vcpus // 2}",
+            message=f"is {pool.cpus:,}, allowed are 1{most}",
+            hint=f"leave it out for half of them, {host.vcpus // 2}" if host else None,
         )
+    if host is not None:
+        yield from find_shm_problems(pool.container, path, pool.accelerator, host.memory_gib)
     if pool.min > pool.max:
         yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
     yield from _buffer_problems(pool, join(path, "buffer"))
@@ -394,45 +398,46 @@ def _buffer_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
         )
 
 
-def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
-    found = ACCELERATOR.fullmatch(accelerator)
-    name, _, size_text = accelerator.rpartition("-")
-    alias = catalog.FAMILY_ALIASES.get(name.lower())
-    families = sorted(catalog.TPU_FAMILIES)
-    nearest: str | None
-    if alias or not found or found["family"] not in catalog.TPU_FAMILIES:
-        nearest = f"did you mean `{alias}-{size_text}`?" if alias else suggest(name or accelerator, families)
-        yield wrong(where, accelerator, f"`FAMILY-N` with one of the families {', '.join(families)}", nearest)
+def _accelerator_problems(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
+    where, families = join(path, "accelerator"), sorted(catalog.TPU_FAMILIES)
+    name, _, size = pool.accelerator.rpartition("-")
+    if alias := catalog.FAMILY_ALIASES.get(name.lower()):
+        yield wrong(where, pool.accelerator, "the TPU API's own name", f"did you mean `{alias}-{size}`?")
         return
-    family, size = catalog.TPU_FAMILIES[found["family"]], int(found["size"])
-    if size in family.hosts:
+    if not ACCELERATOR.fullmatch(pool.accelerator):
+        allowed = f"`FAMILY-N`, with a family such as {', '.join(families)}"
+        yield wrong(where, pool.accelerator, allowed, suggest(name or pool.accelerator, families))
         return
-    sizes = ", ".join(f"{found['family']}-{each}" for each in family.hosts)
-    if size >= family.pod_sizes_from:
+    for key in ("min", "buffer") if count_hosts(pool) > 1 else ():
+        if getattr(pool, key):
+            yield Problem(
+                path=join(path, key),
+                message=f"is {getattr(pool, key)}, and slices of several hosts come and go with work: allowed is 0",
+                hint=f"write `{key}: 0`; `runtime cluster add` makes a slice that stays",
+            )
+    if catalog.find_tpu_host(pool.accelerator) is None and pool.cpus is None:
+        family = catalog.TPU_FAMILIES.get(name)
+        nearest = None if family else suggest(name, families)
+        sizes = ", ".join(f"{name}-{each}" for each in family.hosts) if family else ", ".join(families)
         yield Problem(
-            path=where,
-            message=f"is `{accelerator}`, a slice of several hosts, and Ray's autoscaler cannot handle those;"
-            f" allowed are {sizes}",
-            hint="larger slices join a running cluster by hand, outside its pools",
+            path=join(path, "cpus"),
+            message=f"is not set, and the hosts of `{pool.accelerator}` are not known here; known are {sizes}",
+            hint=f"{nearest or ''} if Google has it: set `cpus` to what Ray may hand out on each host".lstrip(),
         )
-    else:
-        yield wrong(where, accelerator, sizes)
 
 
 def _software_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
-    found = ACCELERATOR.fullmatch(pool.accelerator)
-    family = found["family"] if found else None
-    known = catalog.TPU_FAMILIES.get(family or "")
-    hint = f"`{known.runtime_version}` is the usual one for {family}" if known else None
+    family = pool.accelerator.rpartition("-")[0]
+    known = catalog.TPU_FAMILIES.get(family)
+    hint = f"`{known.runtime_version}` is the usual one for {family}" if known and known.runtime_version else None
     if not _RUNTIME_VERSION.fullmatch(pool.runtime_version):
         listed = "a TPU software version, as `gcloud compute tpus tpu-vm versions list` prints them"
         yield wrong(where, pool.runtime_version, listed, hint)
         return
     made_for = catalog.software_family(pool.runtime_version)
     if known and made_for and made_for != family:
-        yield Problem(
-            path=where, message=f"is `{pool.runtime_version}`, which is for {made_for}, not {family}", hint=hint
-        )
+        message = f"is `{pool.runtime_version}`, which is for {made_for}, not {family}"
+        yield Problem(path=where, message=message, hint=hint)
 
 
 def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
@@ -537,27 +542,14 @@ def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
 
 
 def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
-    for family, zones in overrides.tpu_zones.items():
-        where = join(path, f"tpu_zones.{family}")
-        if family not in catalog.TPU_FAMILIES:
-            alias = catalog.FAMILY_ALIASES.get(family)
-            hint = f"did you mean `{alias}`?" if alias else suggest(family, catalog.TPU_FAMILIES)
-            yield wrong(where, family, f"one of the families {', '.join(sorted(catalog.TPU_FAMILIES))}", hint)
-        for index, zone in enumerate(zones):
-            if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+", zone):
-                yield wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
     forms = {
         "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
         "boot_image_projects": (_PROJECT, "a project's id"),
-        "machine_types": (MACHINE, "a machine type such as `n2-standard-8`"),
     }
     for key, (form, allowed) in forms.items():
         for index, value in enumerate(getattr(overrides, key)):
             if not form.fullmatch(value):
                 yield wrong(f"{join(path, key)}[{index}]", value, allowed)
-    for index, region in enumerate(overrides.regions):
-        if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+", region):
-            yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
 
 
 _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
@@ -613,6 +605,17 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
 
 
+def count_hosts(pool: TpuPoolSettings) -> int:
+    """Return the machines of each node of a pool: Ray and Google count a slice of several as one node."""
+    shape = find_shape(pool.accelerator)
+    return shape[0] if shape else 1
+
+
 def count_machines(settings: StackSettings) -> int:
-    """Return the most machines that a stack may have at a time: its heads, and the maxima of their pools."""
-    return sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())
+    """Return the most machines that a stack may have at a time: its heads, and the hosts of their pools' maxima."""
+    return sum(1 + count_tpu_hosts(head) for head in settings.heads.values())
+
+
+def count_tpu_hosts(head: HeadSettings) -> int:
+    """Return the most TPU hosts that a cluster may have at a time."""
+    return sum(pool.max * count_hosts(pool) for pool in head.pools.values())

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from infra.gcp import catalog, machines
+from infra.gcp import catalog
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
 from infra.settings.key_rules import find_key_problems
-from infra.settings.model import AccessSettings, HeadSettings, StackSettings, TpuPoolSettings
+from infra.settings.model import AccessSettings, HeadSettings, StackSettings
 from infra.settings.problems import wrong
 from infra.settings.rules import (
     ACCELERATOR,
@@ -22,9 +23,9 @@ from infra.settings.rules import (
     DAY_S,
     GOOGLES_ADDRESSES,
     IMAGE,
-    MACHINE,
     NETWORK,
     READERS_OF,
+    REGION,
     REPOSITORY,
     SMALLEST_SUBNET,
     SUBNET,
@@ -44,11 +45,10 @@ def _place(settings: StackSettings) -> Iterator[Problem]:
         for key in ("project", "region"):
             if getattr(settings, key) is None:
                 yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
-    regions = known_regions(settings)
     if settings.region is not None:
-        yield from _region_problems(settings.region, regions, "region")
+        yield from _region_problems(settings.region, "region")
     if settings.zone is not None:
-        if settings.region is None or catalog.region_of(settings.zone) != settings.region:
+        if settings.region is None or not re.fullmatch(rf"{re.escape(settings.region)}-[a-z0-9]+", settings.zone):
             allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
             yield wrong("zone", settings.zone, allowed)
     elif settings.heads:
@@ -56,21 +56,12 @@ def _place(settings: StackSettings) -> Iterator[Problem]:
 
 
 def _regions(settings: StackSettings) -> Iterator[Problem]:
-    regions = known_regions(settings)
-    for name, registry in settings.registries.items():
-        for index, region in enumerate(registry.regions):
-            yield from _region_problems(region, regions, f"registries.{name}.regions[{index}]")
-        for region in registry.existing:
-            yield from _region_problems(region, regions, f"registries.{name}.existing.{region}")
-    for name, secret in settings.secrets.items():
-        for index, region in enumerate(secret.regions):
-            yield from _region_problems(region, regions, f"secrets.{name}.regions[{index}]")
-    for where, location in settings.bucket_locations.items():
-        if location is not None and location.lower() not in regions | catalog.BUCKET_LOCATIONS:
+    for path, region in list_regions(settings):
+        yield from _region_problems(region, path)
+    for path, place in settings.bucket_locations.items():
+        if place is not None and place.lower() not in catalog.BUCKET_LOCATIONS and not REGION.fullmatch(place.lower()):
             larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
-            allowed = f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}"
-            for problem in _region_problems(location.lower(), regions, f"{where}.location"):
-                yield wrong(problem.path, location, allowed, problem.hint)
+            yield wrong(f"{path}.location", place, f"a region such as `us-west4`, or one of {larger}")
 
 
 def _buckets(settings: StackSettings) -> Iterator[Problem]:
@@ -110,10 +101,7 @@ def _heads(settings: StackSettings) -> Iterator[Problem]:
                 yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
         yield from _taken_variable_problems(settings, name, head)
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
-        yield from _machine_problems(settings, f"heads.{name}.machine_type", head.machine_type)
         yield from _boot_image_problems(settings, f"heads.{name}.boot_image", head.boot_image)
-        for pool_name, pool in head.pools.items():
-            yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
 
 
 def _taken_variable_problems(settings: StackSettings, name: str, head: HeadSettings) -> Iterator[Problem]:
@@ -126,21 +114,6 @@ def _taken_variable_problems(settings: StackSettings, name: str, head: HeadSetti
                 message=f"is the variable of the secret `{carriers[variable]}`, which `environment` names",
                 hint="leave one of them out",
             )
-
-
-def _pool_zone_problems(settings: StackSettings, path: str, pool: TpuPoolSettings) -> Iterator[Problem]:
-    found = ACCELERATOR.fullmatch(pool.accelerator)
-    family = found["family"] if found else ""
-    if settings.zone is None or family not in catalog.TPU_FAMILIES:
-        return
-    zones = catalog.TPU_FAMILIES[family].zones | set(settings.overrides.tpu_zones.get(family, ()))
-    if settings.zone not in zones:
-        yield Problem(
-            path=path,
-            message=f"is `{pool.accelerator}`, and {settings.zone} has no {family} as of {catalog.AS_OF:%Y-%m};"
-            f" it is in {', '.join(sorted(zones))}",
-            hint=f"if it has now: `overrides: {{tpu_zones: {{{family}: [{settings.zone}]}}}}`",
-        )
 
 
 def _head_image_problems(settings: StackSettings, path: str, image: str) -> Iterator[Problem]:
@@ -158,20 +131,6 @@ def _head_image_problems(settings: StackSettings, path: str, image: str) -> Iter
         f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
         hint=suggest(source, known) if own else f"if you trust it: `overrides: {{images: [{source}]}}`",
     )
-
-
-def _machine_problems(settings: StackSettings, path: str, machine_type: str) -> Iterator[Problem]:
-    if not MACHINE.fullmatch(machine_type) or machine_type in settings.overrides.machine_types:
-        return
-    if not machines.is_offered(machine_type):
-        series = machine_type.partition("-")[0]
-        known = machines.list_types(series) if series in machines.FAMILIES else sorted(machines.FAMILIES)
-        nearest = suggest(machine_type if series in machines.FAMILIES else series, known)
-        override = f"if it is new: `overrides: {{machine_types: [{machine_type}]}}`"
-        hint = f"{nearest} {override}" if nearest else override
-        yield wrong(
-            path, machine_type, f"{machines.describe_allowed(machine_type)} (as of {catalog.AS_OF:%Y-%m})", hint
-        )
 
 
 def find_image_projects(settings: StackSettings) -> frozenset[str]:
@@ -362,8 +321,13 @@ _RULES: Final = (
 # --- facts that the rules share
 
 
-def known_regions(settings: StackSettings) -> frozenset[str]:
-    return catalog.REGIONS | set(settings.overrides.regions)
+def list_regions(settings: StackSettings) -> Iterator[tuple[str, str]]:
+    """Yield the path and the region of each setting that names one, besides the stack's own."""
+    for name, registry in settings.registries.items():
+        yield from ((f"registries.{name}.regions[{index}]", each) for index, each in enumerate(registry.regions))
+        yield from ((f"registries.{name}.existing.{each}", each) for each in registry.existing)
+    for name, secret in settings.secrets.items():
+        yield from ((f"secrets.{name}.regions[{index}]", each) for index, each in enumerate(secret.regions))
 
 
 def made_repository_urls(settings: StackSettings, registry: str) -> set[str]:
@@ -399,13 +363,8 @@ def _zone_hint(settings: StackSettings) -> str | None:
     return f"{' or '.join(fitting)} has the pools' accelerators" if fitting else None
 
 
-def _region_problems(value: str, known: frozenset[str], path: str) -> Iterator[Problem]:
-    if value in known:
-        return
-    if catalog.region_of(value) in known:
-        hint: str | None = f"that is a zone; its region is `{catalog.region_of(value)}`"
-    else:
-        nearest = suggest(value, known)
-        override = "if it is new: `overrides: {regions: [" + value + "]}`"
-        hint = f"{nearest} {override}" if nearest else override
-    yield wrong(path, value, f"a region of Google as of {catalog.AS_OF:%Y-%m}", hint)
+def _region_problems(region: str, path: str) -> Iterator[Problem]:
+    if not REGION.fullmatch(region):
+        parent = catalog.region_of(region)
+        hint = f"that is a zone; its region is `{parent}`" if REGION.fullmatch(parent) else None
+        yield wrong(path, region, "a region such as `us-west4`", hint or suggest(region, catalog.REGIONS))

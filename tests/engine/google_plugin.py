@@ -24,6 +24,7 @@ import grpc
 from infra.check.recording import UNKNOWN, UnknownValue
 from infra.gcp.outputs import compute
 from tests.engine.google_access import CALLER_VARIABLE, refuse_stranger
+from tests.engine.google_limits import find_refused
 from tests.engine.google_refusals import refuse_firewall, refuse_key, refuse_machine
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
@@ -272,6 +273,7 @@ class GooglePlugin(Plugin):
         from infra.check.validate import find_input_problems
 
         failures = [Failure(each.path, each.message) for each in find_input_problems(wanted.type, wanted.inputs)]
+        failures += [Failure(path, why) for path, why in find_refused(wanted.type, wanted.inputs)]
         return failures + [
             Failure(key, "is missing: the provider would make up a name")
             for key in ("name",)

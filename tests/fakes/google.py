@@ -404,6 +404,7 @@ class GoogleServer(FaultyServer):
         "orgpolicy.projects.policies.getEffectivePolicy": _org_policy,
         "storage.buckets.get": _get_bucket,
         "storage.buckets.list": _list_buckets,
+        "tpu.projects.locations.list": _list,
         "tpu.projects.locations.*.list": _list,
         "compute.projects.get": _compute_project,
         "compute.zones.list": _list,

@@ -18,9 +18,7 @@ SHAPES = {
     "v5e": V5E,
     "v5e-eight": dataclasses.replace(V5E, accelerator="v5litepod-8", capacity=TpuCapacity.SPOT),
     "v4-slice": dataclasses.replace(V4, accelerator="v4-32", min=0, max=8, capacity=TpuCapacity.ON_DEMAND),
-    "reserved": dataclasses.replace(
-        V4, capacity=TpuCapacity.RESERVED, reservation="projects/p-1/locations/us-central2-b/reservations/r", min=0
-    ),
+    "reserved": dataclasses.replace(V4, capacity=TpuCapacity.RESERVED, min=0),
     "v5p": dataclasses.replace(V4, accelerator="v5p-8", runtime_version="v2-alpha-tpuv5", min=0),
     "v6e": dataclasses.replace(V5E, accelerator="v6e-4", runtime_version="v2-alpha-tpuv6e"),
 }

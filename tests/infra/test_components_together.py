@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Callable[[pulumi.ResourceOptions], object], str]] = {
         "secrets.hf.env",
     ),
     "network": (
-        lambda opts: Network("n", NetworkArgs(site=sample_site(), settings=NetworkSettings(cidr="10.0.0.0/24")), opts),
+        lambda opts: Network("n", NetworkArgs(site=sample_site(), settings=NetworkSettings(cidr="10.0.0.1/24")), opts),
         "network.cidr",
     ),
     "network without its subnet": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from infra.check.recording import UNKNOWN, Recording
 from infra.check.validate import find_args_class
 from infra.gcp.outputs import PATTERNS, compute
+from tests.fakes.google import methods_of
 
 LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
 
@@ -94,6 +96,18 @@ def test_compute_of_unknown_inputs_has_no_half_made_id(type_: str) -> None:
 @pytest.mark.parametrize("type_", sorted(PATTERNS))
 def test_patterns_name_types_that_the_wheels_have(type_: str) -> None:
     assert find_args_class(type_)
+
+
+@pytest.mark.parametrize(
+    "type_", sorted(type_ for type_, outputs in PATTERNS.items() if str(outputs["id"]).startswith("projects/"))
+)
+def test_id_is_the_path_of_the_resource_in_googles_own_description(type_: str) -> None:
+    fields = re.findall(r"\{(\w+)\}", str(PATTERNS[type_]["id"]))
+    id_ = compute(type_, "x", dict.fromkeys(fields, "x-1"))["id"]
+    hosts = ("artifactregistry", "compute", "iam", "pubsub", "secretmanager", "serviceusage")
+    reads = [each for host in hosts for each in methods_of(f"{host}.googleapis.com") if each.id.endswith(".get")]
+
+    assert any(each.pattern.fullmatch(f"{root}{id_}") for each in reads for root in ("v1/", "compute/v1/"))
 
 
 def test_compute_grants_in_two_regions_have_two_ids() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import HEAD_TYPE, chips_per_host, partial_url
+from infra.render.cluster import HEAD_TYPE, partial_url
 from infra.settings.model import TpuCapacity
 from runtime.errors import InvalidValue
 from tests.fakes.google import Refusal, check_fields, read_document
@@ -29,11 +29,8 @@ def check(api: str, schema: str, value: Mapping[str, Any]) -> None:
 
 
 # Ray asks Google for the API's description at run time and names no existing version, so it may get either.
-# Only the older one knows reservations by name; a stack's settings allow none in a pool.
-@pytest.mark.parametrize(
-    ("api", "shape"),
-    [("tpu.v2alpha1", shape) for shape in SHAPES] + [("tpu.v2", shape) for shape in SHAPES if shape != "reserved"],
-)
+@pytest.mark.parametrize("api", ["tpu.v2alpha1", "tpu.v2"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_node_config_of_every_pool_shape_is_a_node_of_the_tpu_api(api: str, shape: str) -> None:
     config = fields_of(pools={shape: SHAPES[shape]})["available_node_types"][shape]["node_config"]
 
@@ -132,15 +129,14 @@ def test_pool_with_cpus_hands_out_these() -> None:
     [
         (TpuCapacity.PREEMPTIBLE, {"preemptible": True}),
         (TpuCapacity.SPOT, {"spot": True}),
-        (TpuCapacity.RESERVED, {"reserved": True, "reservationName": "r"}),
+        (TpuCapacity.RESERVED, {"reserved": True}),
         (TpuCapacity.ON_DEMAND, None),
     ],
 )
 def test_capacity_is_what_google_is_asked_for(capacity: TpuCapacity, scheduling: dict[str, Any] | None) -> None:
-    reservation = "r" if capacity is TpuCapacity.RESERVED else None
-    pool = dataclasses.replace(V4, capacity=capacity, reservation=reservation)
-
-    config = fields_of(pools={"v4": pool})["available_node_types"]["v4"]["node_config"]
+    config = fields_of(pools={"v4": dataclasses.replace(V4, capacity=capacity)})["available_node_types"]["v4"][
+        "node_config"
+    ]
 
     assert config.get("schedulingConfig") == scheduling
 
@@ -163,21 +159,6 @@ def test_pool_under_the_heads_own_type_is_refused() -> None:
     with pytest.raises(InvalidValue) as refused:
         render_autoscaler(sample_cluster(pools={HEAD_TYPE: V4}))
     assert refused.value.field == "pool"
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "chips"),
-    [("v2-8", 4), ("v3-32", 4), ("v4-8", 4), ("v4-64", 4), ("v5p-8", 4), ("v5litepod-1", 1), ("v5litepod-4", 4),
-     ("v5litepod-8", 8), ("v5litepod-16", 4), ("v6e-8", 8), ("v6e-256", 4)],
-)  # fmt: skip
-def test_chips_of_a_host(accelerator: str, chips: int) -> None:
-    assert chips_per_host(accelerator) == chips
-
-
-@pytest.mark.parametrize("accelerator", ["", "v4", "v4-", "v4-0", "v4-x", "8", "tesla-t4"])
-def test_chips_of_what_is_no_accelerator_are_refused(accelerator: str) -> None:
-    with pytest.raises(InvalidValue):
-        chips_per_host(accelerator)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ VALUES: dict[str, Any] = {
 }
 MORE = {
     "alerts": {"emails": ["ops@example.com"], "budget": {"billing_account": "0123AB-0123AB-0123AB", "monthly": 5}},
-    "overrides": {"tpu_zones": {"v4": ["us-west4-a"]}},
+    "overrides": {"images": ["ghcr.io/lab"]},
 }
 FULL: dict[str, Any] = {**copy.deepcopy(GOOD), **MORE}
 

@@ -24,6 +24,7 @@ from runtime.clusters.warm_nodes import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
 from tests.services.ray_support import Autoscaler, google_of, node_types
+from tests.services_support import wait_until
 
 pytestmark = [
     # From Ray's own imports and clients; warnings from our code stay errors.
@@ -271,6 +272,60 @@ def test_autoscaler_starts_ray_on_each_node_with_one_command_over_ssh(
         assert "RAY_HEAD_IP=10.64.0.2" in start
         assert '{"CPU":120,"memory":261993005056,"TPU":4,"TPU-v4-8-head":1}' in start
     assert {each["labels"]["ray-node-status"] for each in server.nodes.values()} == {"up-to-date"}
+
+
+def apply_pools(autoscaler: Autoscaler, cluster: RayCluster, **pools: TpuPoolSettings) -> None:
+    autoscaler.apply(render_autoscaler(dataclasses.replace(cluster, pools=pools)))
+
+
+def ask(autoscaler: Autoscaler, *bundles: dict[str, float]) -> None:
+    autoscaler.load.set_resource_requests(list(bundles))
+    autoscaler.round()
+    autoscaler.round()
+
+
+def test_autoscaler_makes_each_slice_of_several_hosts_as_one_node_up_to_the_maximum(
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
+) -> None:
+    server.give_addresses = lambda _, number: [f"10.64.{number}.{host}" for host in range(2)]
+    slices = dataclasses.replace(V4, accelerator="v4-16", min=0, max=2)
+    apply_pools(autoscaler, cluster, slices=slices)
+
+    ask(autoscaler, {"TPU-v4-16-head": 1})
+    assert [body["acceleratorType"] for body in server.created] == ["v4-16"]
+    ask(autoscaler, *[{"TPU-v4-16-head": 1.0}] * 3)
+
+    assert len(autoscaler.workers()) == 2
+    starts = {address: command for address, command in autoscaler.shell.ran if START_NODE in command}
+    first = {address for address, command in starts.items() if '"TPU-v4-16-head":1' in command}
+    assert (len(starts), {address[-1] for address in first}, len(first)) == (4, {"0"}, 2)
+    assert all('"TPU":4' in command for command in starts.values())
+
+
+def test_autoscaler_makes_no_node_of_a_family_that_it_does_not_know_and_goes_on_with_others(
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
+) -> None:
+    new = dataclasses.replace(V4, accelerator="tpu7x-8", min=0)
+    apply_pools(autoscaler, cluster, new=new, v4=dataclasses.replace(V4, min=1, max=2))
+
+    ask(autoscaler, {"TPU-tpu7x-8-head": 1})
+
+    assert [body["acceleratorType"] for body in server.created] == ["v4-8"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_autoscaler_that_finds_no_head_in_the_zone_of_its_nodes_starts_ray_on_none_of_them(
+    autoscaler: Autoscaler, server: TpuServer, cluster: RayCluster
+) -> None:
+    server.instances.clear()
+
+    for _ in range(3):
+        autoscaler.ray.update()
+        assert wait_until(lambda: autoscaler.ray.pending_launches.value == 0)
+
+    assert len(server.nodes) == 4
+    assert autoscaler.ray.num_failures > 0
+    assert autoscaler.shell.ran == []
 
 
 def test_autoscaler_neither_counts_nor_deletes_a_preempted_node_until_the_reaper_did(

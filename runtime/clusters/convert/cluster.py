@@ -384,7 +384,8 @@ class _Conversion:
             words = ["runtime cluster add", quote(accelerator), f"--count {max(least, 1)} --capacity {capacity}"]
             if config.get("runtimeVersion"):
                 words.append(f"--runtime-version {quote(config['runtimeVersion'])}")
-            notes.add(where, accelerator, f"Ray's autoscaler does not make {kind}: `{' '.join(words)}`")
+            step = f"write a pool of {kind} whose maximum the subnet has room for, or `{' '.join(words)}`"
+            notes.add(where, accelerator, step)
             self._note_keys(pool, ("node_config", "resources", "min_workers", "max_workers"), where, {})
             resources = read_table(pool.get("resources"), f"{where}.resources")
             self._note_chips(resources, accelerator, f"{where}.resources")
