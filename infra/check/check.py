@@ -122,7 +122,7 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     path = find_stack_file(stack, folder or find_project_folder())
     try:
         config = load_stack_config(path)
-        settings = settings_from(stack, config.values, config.secrets, config.written)
+        settings = settings_from(stack, config.values, config.secrets)
         recording = record_stack(stack, config)
     except RuntimeFailure as problem:
         return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))

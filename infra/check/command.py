@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +22,10 @@ from infra.check.check import (
     physical_name,
     shown,
 )
-from infra.check.plan import Action, PlanStep, changes, plan
-from infra.check.recording import Recording, Registration, decode_recording, encode_recording
+from infra.check.recording import Registration
 from infra.cli import InfraParser, say, say_json
 from infra.gcp.prices import monthly_total
-from infra.settings.files import find_project_folder, find_stack_file, list_stacks
+from infra.settings.files import find_project_folder, list_stacks
 from runtime.errors import RequestRefused, UnknownName
 from runtime.sanitize import clean
 
@@ -36,8 +35,6 @@ EXAMPLES: Final = """examples:
   python -m infra check --stack dev -o json        the same for a program
   python -m infra check --stack marin-us-west4 --show main-head-vm/startup-script
   python -m infra check --stack dev --render out/  the rendered files, to read or compare
-  python -m infra check --stack dev --save dev.json, and after an edit --against dev.json
-                                                   the steps that `pulumi up` would take for it
 
 exit codes: 0 nothing wrong, 2 something is, and all of it is on stderr
 """
@@ -74,10 +71,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the stack files are; found from here upwards")
     parser.add_argument("--show", metavar="FILE", help="print one rendered file and nothing else")
     parser.add_argument("--render", type=Path, metavar="DIR", help="write all rendered files into a folder")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write what the program asks for, for --against")
-    parser.add_argument(
-        "--against", metavar="FILE|STACK", help="the steps from what --save wrote, or from another stack"
-    )
     return parser
 
 
@@ -85,10 +78,8 @@ def main(words: Sequence[str]) -> int:
     args = make_parser().parse_args(words)
     folder = find_project_folder(args.folder)
     if args.all:
-        if any(each is not None for each in (args.show, args.render, args.save, args.against)):
-            raise RequestRefused(
-                "`--show`, `--render`, `--save` and `--against` are about one stack", hint="use `--stack`"
-            )
+        if args.show is not None or args.render is not None:
+            raise RequestRefused("`--show` and `--render` are about one stack", hint="use `--stack`")
         return _check_all(folder, args.output)
     return _check_one(_which(args.stack, folder), folder, args)
 
@@ -124,46 +115,21 @@ def _check_all(folder: Path, output: str) -> int:
 
 def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     report = check_stack(stack, folder=folder)
-    steps = None
-    if args.against is not None and report.recording is not None:
-        steps = plan(_load_against(args.against, folder, stack), report.recording)
     if args.show is not None:
         text = _find_rendered(report, args.show)
         sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
         return 0
     if args.output == "json":
-        more: dict[str, Any] = {"steps": [asdict(each) for each in steps]} if steps is not None else {}
-        _print_json([report], **more)
+        _print_json([report])
     elif report.recording is not None:
         say(render_report(report))
-        if steps is not None:
-            say("\n" + render_steps(steps, args.against))
     if args.render is not None:
         for name, text in report.rendered.items():
             _make((args.render / name).parent)
             _write(args.render / name, text)
         sys.stderr.write(f"wrote {len(report.rendered)} files into {args.render}\n")
-    if args.save is not None and report.recording is not None:
-        _write(args.save, encode_recording(report.recording))
     _stop_if_wrong([report])
     return 0
-
-
-def _load_against(against: str, folder: Path, stack: str) -> Recording:
-    file = Path(against)
-    if file.is_file():
-        return decode_recording(file.read_text(encoding="utf-8"), source=against)
-    if against.endswith(".json"):
-        raise RequestRefused(
-            f"no file `{against}`", hint=f"`python -m infra check --stack {stack} --save {against}` writes one"
-        )
-    find_stack_file(against, folder)
-    other = check_stack(against, folder=folder)
-    _stop_if_wrong([other])
-    assert other.recording is not None
-    # Every URN has the stack's name, so the comparison needs one name.
-    text = encode_recording(other.recording)
-    return decode_recording(text.replace(f"urn:pulumi:{against}::", f"urn:pulumi:{stack}::"), source=against)
 
 
 def _find_rendered(report: Report, name: str) -> str:
@@ -217,16 +183,6 @@ def _stop_if_wrong(reports: Sequence[Report], collisions: Sequence[CheckFinding]
 
 
 # reports as text and as JSON
-
-
-SIGNS: Mapping[Action, str] = {
-    Action.CREATE: "+",
-    Action.IMPORT: "=",
-    Action.UPDATE: "~",
-    Action.REPLACE: "+-",
-    Action.DELETE: "-",
-    Action.FORGET: "×",
-}
 
 
 def render_report(report: Report) -> str:
@@ -345,24 +301,6 @@ def _grants(grants: Sequence[Grant]) -> list[str]:
     for member, roles in by_member.items():
         lines += [member, *(f"  {role}" for role in dict.fromkeys(roles))]
     return lines
-
-
-def render_steps(steps: Sequence[PlanStep], against: str) -> str:
-    """Render the steps of an `up` from the state `against`."""
-    same = sum(1 for each in steps if each.action is Action.SAME)
-    lines = [line for each in changes(steps) for line in _step(each)]
-    return f"steps from {against}\n" + "".join(f"  {line}\n" for line in [*lines, f"{same} the same"])
-
-
-def _step(step: PlanStep) -> Iterator[str]:
-    first = " (deletes first)" if step.delete_first else ""
-    yield f"{SIGNS[step.action]:<2} {step.action.value} {step.name}  {step.type}{first}"
-    paths = [f"{path}{' (forces it)' if path in step.replacing else ''}" for path in step.changed]
-    paths += [f"{path} (taken from what is replaced)" for path in step.replacing if path not in step.changed]
-    if paths:
-        yield f"     {', '.join(paths)}"
-    if step.blocked:
-        yield f"     refused: {step.blocked}"
 
 
 def finding_line(finding: CheckFinding) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +20,6 @@ from pulumi.runtime import mocks, register_stack_transformation, rpc, run_in_sta
 from pulumi.runtime import settings as runtime_settings
 from pulumi.runtime.proto import resource_pb2
 from pulumi.runtime.settings import set_root_resource
-
-from runtime.errors import RequestRefused
 
 PROJECT: Final = "research-runtime"
 """The Pulumi project, as in Pulumi.yaml."""
@@ -315,100 +312,6 @@ def make_urn(stack: str, project: str, parent: str, type_: str, name: str) -> st
     if parent and f"::{STACK_TYPE}::" not in parent:
         type_ = parent.split("::")[2] + "$" + type_
     return "::".join((f"urn:pulumi:{stack}", project, type_, name))
-
-
-def encode_recording(recording: Recording) -> str:
-    """Return canonical JSON, a baseline for `plan`. Raises `RequestRefused` for a secret value."""
-    fields_ = {
-        "stack": recording.stack,
-        "resources": [_registration_fields(each) for each in recording.resources],
-        "outputs": _to_json(recording.outputs, "the stack's outputs"),
-    }
-    return json.dumps(fields_, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def decode_recording(text: str, *, source: str = "the recording") -> Recording:
-    """Read the text of `encode_recording`. Raises `RequestRefused` for anything else."""
-    try:
-        value = json.loads(text)
-        return Recording(
-            stack=value["stack"],
-            resources=tuple(_registration_from(each) for each in value["resources"]),
-            outputs=_from_json(value["outputs"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise RequestRefused(
-            f"`{source}` is no recording of a stack",
-            facts=[f"{type(problem).__name__}: {problem}"],
-            hint="`python -m infra check --stack STACK --save FILE` writes one",
-        ) from None
-
-
-def _registration_fields(each: Registration) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in Registration.__slots__:
-        value = getattr(each, name)
-        if name == "property_dependencies":
-            value = {key: sorted(urns) for key, urns in value.items() if urns}
-        elif isinstance(value, frozenset | tuple):
-            value = sorted(value) if isinstance(value, frozenset) else list(value)
-        if name == "outputs" and each.inputs and each.inputs.keys() <= each.outputs.keys():
-            # Most outputs repeat the inputs, and a machine has long ones.
-            name = "more_outputs"
-            value = {key: item for key, item in value.items() if key not in each.inputs or item != each.inputs[key]}
-        if name in ("inputs", "outputs", "more_outputs"):
-            value = _to_json(value, f"`{each.urn}`")
-        if name == "more_outputs" or (value not in (None, [], {}, False)) or (value is False and name in TRUE_OR_FALSE):
-            found[name] = value
-    return found
-
-
-TRUE_OR_FALSE: Final = ("custom", "delete_before_replace")
-"""Fields that may be False by the program's choice; False is the default of the others."""
-
-
-def _registration_from(value: Mapping[str, Any]) -> Registration:
-    read: dict[str, Any] = {}
-    for name, item in value.items():
-        match name:
-            case "dependencies":
-                item = frozenset(item)
-            case "property_dependencies":
-                item = {key: frozenset(urns) for key, urns in item.items()}
-            case "ignore_changes" | "replace_on_changes" | "aliases":
-                item = tuple(item)
-            case "inputs" | "outputs" | "more_outputs":
-                item = _from_json(item)
-        read[name] = item
-    inputs = read.setdefault("inputs", {})
-    if "more_outputs" in read:
-        read["outputs"] = {**inputs, **read.pop("more_outputs")}
-    return Registration(**read)
-
-
-def _to_json(value: Any, where: str) -> Any:
-    if isinstance(value, UnknownValue):
-        return {UNKNOWN_MARK: True}
-    if isinstance(value, SecretValue):
-        raise RequestRefused(
-            f"a recording with a secret value is not written down: {where}",
-            hint="keep secret values out of the program",
-        )
-    if isinstance(value, Mapping):
-        return {key: _to_json(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item, where) for item in value]
-    return value
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        if UNKNOWN_MARK in value:
-            return UNKNOWN
-        return {key: _from_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    return value
 
 
 def is_grant(type_: str) -> bool:

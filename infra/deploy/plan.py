@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,8 @@ from typing import Any, Final
 from infra.cli import InfraParser, say, say_json
 from infra.naming import Names
 from infra.settings.files import find_project_folder, find_stack_file, list_stacks, load_stack_config
-from infra.settings.model import NAMESPACE
+from infra.settings.model import StackSettings
+from infra.settings.read import settings_from
 from runtime.errors import RequestRefused
 
 NUMBERS_VARIABLE: Final = "PROJECT_NUMBERS"
@@ -28,22 +29,6 @@ NUMBERS_VARIABLE: Final = "PROJECT_NUMBERS"
 
 PROGRAM_INPUTS: Final = ("infra/", "Pulumi.yaml", "locks/infra.txt")
 IMAGE_INPUTS: Final = ("docker/", "runtime/", "locks/", "pyproject.toml", ".dockerignore")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """The part of a stack file that decides about its deployment."""
-
-    name: str
-    project: str = ""
-    deployer: str = ""
-    ci: Mapping[str, Any] = field(default_factory=dict)
-    makes: frozenset[str] = frozenset()
-    """Google's names of the image repositories and secrets that the stack makes."""
-    repositories: bool = False
-    """Whether repositories are among them, so that the pipeline pushes images there."""
-    uses: frozenset[str] = frozenset()
-    """What it names under `existing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,38 +67,36 @@ class DeployPlan:
     """Stack → why it is neither deployed nor previewed."""
 
 
-def read_stacks(folder: Path) -> list[Stack]:
-    return [_read_stack(name, folder) for name in list_stacks(folder)]
+def read_stacks(folder: Path) -> list[StackSettings]:
+    """Raises `InvalidSettings` and `InvalidStackFile`."""
+    configs = {name: load_stack_config(find_stack_file(name, folder)) for name in list_stacks(folder)}
+    return [settings_from(name, config.values, config.secrets) for name, config in configs.items()]
 
 
-def _read_stack(name: str, folder: Path) -> Stack:
-    values = load_stack_config(find_stack_file(name, folder)).values
-    project, region, deployer = (values.get(f"{NAMESPACE}:{key}", "") for key in ("project", "region", "deployer"))
-    parts = {key: json.loads(values.get(f"{NAMESPACE}:{key}") or "{}") for key in ("registries", "secrets", "ci")}
-    names, repositories, secrets, uses = Names(stack=name, project=project), set[str](), set[str](), set[str]()
-    for key, registry in parts["registries"].items():
-        existing, repository = registry.get("existing", {}), registry.get("repository") or names.repository(key)
-        regions = set(registry.get("regions") or [region]) - set(existing)
-        repositories.update(f"projects/{project}/locations/{each}/repositories/{repository}" for each in regions)
-        uses.update(existing.values())
-    for key, secret in parts["secrets"].items():
-        if existing := secret.get("existing"):
-            uses.add(existing)
-        else:
-            secrets.add(f"projects/{project}/secrets/{names.secret(key)}")
-    return Stack(
-        name=name,
-        project=project,
-        deployer=deployer,
-        ci=parts["ci"],
-        makes=frozenset(repositories | secrets),
-        repositories=bool(repositories),
-        uses=frozenset(uses),
-    )
+def _makes(stack: StackSettings) -> set[str]:
+    """Return the image repositories and secrets that the stack makes, by Google's names."""
+    names = Names(stack=stack.stack, project=stack.project)
+    secrets = (names.secret(key) for key, secret in stack.secrets.items() if secret.existing is None)
+    return {*_repositories(stack), *(f"projects/{stack.project}/secrets/{secret}" for secret in secrets)}
+
+
+def _repositories(stack: StackSettings) -> list[str]:
+    names = Names(stack=stack.stack, project=stack.project)
+    return [
+        f"projects/{stack.project}/locations/{region}/repositories/{registry.repository or names.repository(key)}"
+        for key, registry in stack.registries.items()
+        for region in registry.made_regions(stack.region or "")
+    ]
+
+
+def _uses(stack: StackSettings) -> set[str]:
+    """Return what the stack names under `existing`."""
+    registries = (path for registry in stack.registries.values() for path in registry.existing.values())
+    return {*registries, *(secret.existing for secret in stack.secrets.values() if secret.existing is not None)}
 
 
 def plan_deployment(
-    stacks: Sequence[Stack],
+    stacks: Sequence[StackSettings],
     numbers: Mapping[str, Any],
     changed: Collection[str] | None = None,
     *,
@@ -121,29 +104,28 @@ def plan_deployment(
     only: str | None = None,
 ) -> DeployPlan:
     """Plan for the files that `changed`, or for every stack if that is None; `program` names further inputs of all programs."""
-    pipelines = {
-        Names(stack=each.name, project=each.project).account_email("deployer"): each for each in stacks if each.ci
-    }
-    owners = {name: each.name for each in stacks for name in each.makes}
-    needs = {each.name: {owners[name] for name in each.uses if name in owners} - {each.name} for each in stacks}
-    by_name, skipped = {each.name: each for each in stacks}, dict[str, str]()
+    pipelines = {_account(each, "deployer"): each for each in stacks if each.ci}
+    owners = {name: each.stack for each in stacks for name in _makes(each)}
+    needs = {each.stack: {owners[name] for name in _uses(each) if name in owners} - {each.stack} for each in stacks}
+    by_name, skipped = {each.stack: each for each in stacks}, dict[str, str]()
     jobs, previews = dict[str, list[StackJob]](), list[Preview]()
     for name in _sort(needs):
         stack = by_name[name]
         job = StackJob(
             stack=name,
             up=_is_changed((*PROGRAM_INPUTS, f"Pulumi.{name}.yaml", *program), changed),
-            images=stack.repositories and _is_changed(IMAGE_INPUTS, changed),
-            needs=tuple(each.stack for each in jobs.get(stack.deployer, ()) if each.stack in needs[name]),
+            images=bool(_repositories(stack)) and _is_changed(IMAGE_INPUTS, changed),
+            needs=tuple(each.stack for each in jobs.get(stack.deployer or "", ()) if each.stack in needs[name]),
         )
-        pipeline = pipelines.get(stack.deployer)
+        pipeline = pipelines.get(stack.deployer or "")
         if reason := _find_reason(stack, job, pipeline, numbers, only):
             skipped[name] = reason
             continue
         assert pipeline is not None
+        assert stack.deployer is not None
         jobs.setdefault(stack.deployer, []).append(job)
         if job.up:
-            account = Names(stack=pipeline.name, project=pipeline.project).account_email("previewer")
+            account = _account(pipeline, "previewer")
             previews.append(Preview(stack=name, account=account, **_place(pipeline, numbers, "preview")))
     deployments = tuple(
         Deployment(account=account, stacks=tuple(of), **_place(pipelines[account], numbers, "deploy"))
@@ -168,29 +150,33 @@ def _is_changed(inputs: Sequence[str], changed: Collection[str] | None) -> bool:
     )
 
 
+def _account(pipeline: StackSettings, role: str) -> str:
+    return Names(stack=pipeline.stack, project=pipeline.project).account_email(role)
+
+
 def _find_reason(
-    stack: Stack, job: StackJob, pipeline: Stack | None, numbers: Mapping[str, Any], only: str | None
+    stack: StackSettings, job: StackJob, pipeline: StackSettings | None, numbers: Mapping[str, Any], only: str | None
 ) -> str | None:
     if stack.ci:
         return "it makes the pipeline's own identity, so a person deploys it"
     if not stack.deployer:
         return "it has no `deployer`, so a person deploys it"
-    if pipeline is None:
+    if pipeline is None or pipeline.ci is None:
         return f"no stack of this folder makes its `deployer`, {stack.deployer}"
-    if not pipeline.ci.get("state_bucket"):
-        return f"`ci.state_bucket` of `{pipeline.name}` is not set"
-    if not numbers.get(pipeline.project):
+    if not pipeline.ci.state_bucket:
+        return f"`ci.state_bucket` of `{pipeline.stack}` is not set"
+    if not numbers.get(pipeline.project or ""):
         return f"the variable {NUMBERS_VARIABLE} lacks `{pipeline.project}`"
-    if only not in (None, stack.name):
+    if only not in (None, stack.stack):
         return "another stack was asked for"
     return None if job.up or job.images else "none of its inputs changed"
 
 
-def _place(pipeline: Stack, numbers: Mapping[str, Any], role: str) -> dict[str, str]:
-    pool = Names(stack=pipeline.name, project=pipeline.project).identity_pool()
-    path = f"projects/{numbers[pipeline.project]}/locations/global/workloadIdentityPools/{pool}"
-    bucket = str(pipeline.ci["state_bucket"]).removeprefix("gs://")
-    return {"provider": f"{path}/providers/{role}", "state": f"gs://{bucket}"}
+def _place(pipeline: StackSettings, numbers: Mapping[str, Any], role: str) -> dict[str, str]:
+    pool = Names(stack=pipeline.stack, project=pipeline.project).identity_pool()
+    path = f"projects/{numbers[pipeline.project or '']}/locations/global/workloadIdentityPools/{pool}"
+    assert pipeline.ci is not None
+    return {"provider": f"{path}/providers/{role}", "state": f"gs://{pipeline.ci.state_bucket}"}
 
 
 def find_changes(folder: Path, since: str) -> list[str] | None:

@@ -114,7 +114,7 @@ def main(args: Sequence[str]) -> int:
 def load_settings(stack: str, folder: Path | None = None) -> StackSettings:
     """Read the settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` without this file, and `InvalidSettings`."""
     config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
-    return settings_from(stack, config.values, config.secrets, config.written)
+    return settings_from(stack, config.values, config.secrets)
 
 
 def _shown(findings: Iterable[PreflightFinding], output: str) -> Iterator[PreflightFinding]:

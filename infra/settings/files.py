@@ -35,8 +35,6 @@ class StackConfig:
     """Full key → value as the engine passes it: text; objects and lists as JSON."""
     secrets: frozenset[str] = frozenset()
     """Keys with encrypted values, which are empty here."""
-    written: frozenset[str] = frozenset()
-    """Keys in the stack file itself; the others have the default of Pulumi.yaml."""
 
 
 def find_project_folder(start: Path | None = None) -> Path:
@@ -77,16 +75,7 @@ def find_stack_file(stack: str, folder: Path) -> Path:
 
 
 def load_stack_config(path: Path) -> StackConfig:
-    """Return the engine's config for the stack file at `path`, with the defaults of the Pulumi.yaml beside it.
-
-    Raises `InvalidStackFile`.
-    """
-    own = read_stack_file(path)
-    return StackConfig(values={**_defaults(path.parent), **own.values}, secrets=own.secrets, written=own.written)
-
-
-def read_stack_file(path: Path) -> StackConfig:
-    """Return the file's own values under `config:`, with full keys. Raises `InvalidStackFile`."""
+    """Return the engine's config for the stack file at `path`. Raises `InvalidStackFile`."""
     content = _read_mapping(path)
     if "environment" in content:
         hint = "write them under `config:`; `runtime secrets put` takes values that are secret"
@@ -124,25 +113,11 @@ def read_stack_file(path: Path) -> StackConfig:
                 f"has something under `{key}` that the engine cannot pass on",
                 hint="a key that is a list goes in quotes, and no object contains itself",
             ) from None
-    return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
+    return StackConfig(values=values, secrets=frozenset(secrets))
 
 
 def _full(key: object) -> str:
     return str(key) if ":" in str(key) else f"{NAMESPACE}:{key}"
-
-
-def _defaults(folder: Path) -> dict[str, str]:
-    """Return the defaults of Pulumi.yaml."""
-    file = folder / PROJECT_FILE
-    if not file.is_file():
-        return {}
-    found: dict[str, str] = {}
-    for key, entry in (_read_mapping(file).get("config") or {}).items():
-        if not isinstance(entry, Mapping):
-            found[_full(key)] = as_text(entry)
-        elif "default" in entry or "value" in entry:
-            found[_full(key)] = as_text(entry.get("value", entry.get("default")))
-    return found
 
 
 def as_text(value: Any) -> str:

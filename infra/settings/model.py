@@ -417,9 +417,5 @@ class StackSettings:
         return any(getattr(self, part) for part in parts)
 
 
-OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
-"""Keys of parts that a stack may lack. Pulumi.yaml gives each the default `{}`, so that value means absence."""
-
-
 KEYS: Final = frozenset(each.name for each in fields(StackSettings)) - {"stack"}
 """The top-level keys of a stack file, without our prefix."""

@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
-from infra.settings.model import KEYS, NAMESPACE, OPTIONAL_PARTS, StackSettings
+from infra.settings.model import KEYS, NAMESPACE, StackSettings
 from infra.settings.rules import find_own_problems
 from infra.settings.stack_rules import find_stack_problems
 from runtime import schema
@@ -44,14 +44,6 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> StackSettings:
         # Reported alone, since any other problem could repeat the value.
         raise InvalidSettings(f"stack `{stack}`", typed_in)
     reader = StackFileReader()
-    for key in OPTIONAL_PARTS:
-        if key in decoded and decoded[key] in ({}, None):
-            reader.report(
-                key,
-                "is empty, and the engine cannot tell that from absent",
-                f"write at least one of its keys, or leave `{NAMESPACE}:{key}` out",
-            )
-            del decoded[key]
     settings = reader.read_record(StackSettings, decoded, "", {"stack": stack})
     problems = [*map(_with_place_of_values, reader.problems), *_find_news(settings, reader.problems)]
     if problems:
@@ -95,22 +87,15 @@ def read_settings() -> StackSettings:
     return settings_from(pulumi.get_stack(), config, secrets)
 
 
-def settings_from(
-    stack: str, config: Mapping[str, Any], secrets: Collection[str] = (), written: Collection[str] = ()
-) -> StackSettings:
+def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str] = ()) -> StackSettings:
     """Read the settings from a stack's whole configuration, whose keys have their namespace.
 
-    `secrets` are the keys with encrypted values; `written` are the keys in the stack file itself, which the engine does
-    not pass. Raises `InvalidSettings`.
+    `secrets` are the keys with encrypted values. Raises `InvalidSettings`.
     """
     problems = [*_find_foreign(config), *_find_secret(secrets), *_find_open_door(config)]
     ours = {
         key.removeprefix(f"{NAMESPACE}:"): value for key, value in config.items() if key.startswith(f"{NAMESPACE}:")
     }
-    if ours.keys() >= KEYS:
-        # The engine adds the default of every key that Pulumi.yaml declares and a stack file leaves out.
-        defaults = [key for key in OPTIONAL_PARTS if ours[key] == "{}" and f"{NAMESPACE}:{key}" not in written]
-        ours = {key: value for key, value in ours.items() if key not in defaults}
     try:
         settings = parse_settings(stack, ours)
     except InvalidSettings as invalid:
@@ -288,7 +273,7 @@ def decode(kind: Any, value: object) -> object:
             return json.loads(value, object_pairs_hook=_without_repeats) if value else None
         except (ValueError, RecursionError):
             return value
-    # Pulumi.yaml has to give every key a default; the default of a text is the empty text.
+    # `pulumi config set KEY ""` is as near as that command comes to leaving a key out.
     return None if value == "" else value
 
 

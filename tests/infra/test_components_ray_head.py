@@ -11,7 +11,6 @@ import pulumi
 import pytest
 
 from infra import naming
-from infra.check.plan import Action, plan
 from infra.check.recording import UNKNOWN, Recording, Registration
 from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
@@ -432,25 +431,6 @@ def test_head_has_a_reserved_address_of_the_subnet_that_is_protected_like_it() -
     assert address.urn in vm(recording).property_dependencies["networkInterfaces"]
 
 
-def test_head_from_before_the_reservation_keeps_its_address_and_is_not_replaced() -> None:
-    now = recorded()
-    machine = vm(now)
-    before_inputs = {**machine.inputs, "networkInterfaces": [{"subnetwork": SUBNET}]}
-    before = Recording(
-        stack=now.stack,
-        resources=tuple(
-            dataclasses.replace(each, inputs=before_inputs, ignore_changes=()) if each is machine else each
-            for each in now.resources
-            if each.type != ADDRESS
-        ),
-        outputs={},
-    )
-
-    steps = {each.urn: each.action for each in plan(before, now) if each.action is not Action.SAME}
-
-    assert steps == {now.named(ADDRESS, "main-head-address").urn: Action.CREATE}
-
-
 def test_head_without_snapshot_days_has_no_schedule() -> None:
     assert not [each for each in of_head(recorded()) if each.type in (SCHEDULE, SCHEDULED_DISK)]
 
@@ -472,30 +452,6 @@ def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
         assert find_input_problems(each.type, each.inputs) == []
     others = frozenset(sample_args().operators.values())
     assert apply_rules(recording.resources, StackBounds(members=others, regions=frozenset({"us-west4"}))) == []
-
-
-def test_head_that_is_replaced_has_its_new_disk_on_the_schedule() -> None:
-    settings = dataclasses.replace(SETTINGS, snapshot_days=14)
-    newer = dataclasses.replace(settings, boot_image=settings.boot_image.replace("v20261006", "v20261110"))
-
-    steps = {each.urn: each.action for each in plan(recorded(settings=settings), recorded(settings=newer))}
-
-    replaced = {urn.rpartition("::")[2] for urn, action in steps.items() if action is Action.REPLACE}
-    assert replaced == {"main-head-vm", "main-head-snapshots-of-disk"}
-
-
-@pytest.mark.parametrize(
-    ("change", "replaced"),
-    [({"disk_type": "pd-ssd"}, {"main-head-vm"}), ({"disk_gb": 300}, set()), ({"setup": "id\n"}, set())],
-)
-def test_change_of_a_head_replaces_it_only_if_its_disk_cannot_change(
-    change: dict[str, Any], replaced: set[str]
-) -> None:
-    now = recorded(settings=dataclasses.replace(SETTINGS, **change))
-
-    steps = plan(recorded(), now)
-
-    assert {each.urn.rpartition("::")[2] for each in steps if each.action is Action.REPLACE} == replaced
 
 
 def test_settings_of_head_and_pools_reach_the_metadata() -> None:

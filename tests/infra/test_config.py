@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from infra.check.recording import record
 from infra.settings.cluster_rules import quantity
 from infra.settings.model import (
-    KEYS,
     AccessSettings,
     AlertSettings,
     ClaimSettings,
@@ -164,18 +163,6 @@ def test_empty_key_where_an_object_or_a_list_belongs_is_refused(where: str, hint
     assert [(each.message, each.hint) for each in found][:1] == [("is empty", hint)]
 
 
-@pytest.mark.parametrize("key", ["queues", "labels", "heads", "access"])
-def test_empty_key_as_the_engine_passes_it_is_refused_too(key: str) -> None:
-    config = {f"research-runtime:{each}": "{}" for each in KEYS} | CLOSED_DOOR
-    config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false", f"research-runtime:{key}": ""}
-    config |= {
-        f"research-runtime:{each}": "" for each in ("project", "region", "zone", "impersonate", "deployer", "kms_key")
-    }
-    with pytest.raises(InvalidSettings) as refused:
-        settings_from("west", config)
-    assert [(each.path, each.message) for each in refused.value.problems] == [(key, "is empty")]
-
-
 TOO_LONG = "a" * 41
 WRONG: list[tuple[str, Any, str, str]] = [
     # path of the change, value, path of the problem, text that its line must contain
@@ -203,7 +190,6 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("secrets/hf-token/env", None, "secrets.hf-token", "lacks `env`"),
     ("project", {"secure": "v1:abc"}, "project", "is encrypted"),
     ("secrets/hf-token/value", {"secure": "v1:abc"}, "secrets.hf-token.value", "no setting is a secret"),
-    ("records", {}, "records", "the engine cannot tell that from absent"),
     # place
     ("project", None, "project", "is not set, and"),
     ("project", "My_Lab", "project", "is `My_Lab`"),
@@ -986,16 +972,6 @@ def test_encrypted_setting_is_refused_and_its_value_not_told() -> None:
 
     assert [each.path for each in invalid.value.problems] == ["research-runtime:labels"]
     assert "hunter2" not in invalid.value.render()
-
-
-def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
-    config = CLOSED_DOOR | {f"research-runtime:{key}": "{}" for key in KEYS}
-    config |= {
-        f"research-runtime:{key}": "" for key in ("project", "region", "zone", "impersonate", "deployer", "kms_key")
-    }
-    config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false"}
-
-    assert settings_from("empty", config) == StackSettings(stack="empty")
 
 
 def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:

@@ -29,24 +29,27 @@ from runtime.errors import RequestRefused
 from tests.infra.conftest import ROOT, Project
 from tests.services_support import wait_until
 
-DEPLOYER = "lab-pipeline-deployer@lab-1.iam.gserviceaccount.com"
-CI = {"repository": "lab/code", "repository_id": 1, "owner_id": 2, "state_bucket": "lab-state"}
-NUMBERS = {"lab-1": "123"}
+DEPLOYER = "lab-pipeline-deployer@lab-1234.iam.gserviceaccount.com"
+CI = {"repositories": {"lab/code": {"repository_id": 1, "owner_id": 2}}, "state_bucket": "lab-state"}
+PLACE = {"pulumi:disable-default-providers": ["*"], "project": "lab-1234", "region": "us-west4"}
+NUMBERS = {"lab-1234": "123"}
 POOL = "projects/123/locations/global/workloadIdentityPools/lab-pipeline-ci"
 
 
 @pytest.fixture
 def lab(project: Project) -> Project:
     """A pipeline, an owner of a repository and a secret, two stacks that use them, and one that a person deploys."""
-    base = {"project": "lab-1", "region": "us-west4", "deployer": DEPLOYER}
-    project.write("lab-pipeline", {"project": "lab-1", "region": "us-west4", "ci": CI})
+    base = {**PLACE, "deployer": DEPLOYER}
+    project.write("lab-pipeline", {**PLACE, "ci": CI})
     project.write(
         "z-owner", base | {"registries": {"images": {"repository": "lab"}}, "secrets": {"token": {"env": "T"}}}
     )
-    repository = {"us-west4": "projects/lab-1/locations/us-west4/repositories/lab"}
+    repository = {"us-west4": "projects/lab-1234/locations/us-west4/repositories/lab"}
     project.write("a-user", base | {"registries": {"images": {"existing": repository}}, "queues": {"default": {}}})
-    project.write("b-user", base | {"secrets": {"token": {"existing": "projects/lab-1/secrets/z-owner-token"}}})
-    project.write("alone", {"project": "lab-1", "region": "us-west4"})
+    project.write(
+        "b-user", base | {"secrets": {"token": {"env": "T", "existing": "projects/lab-1234/secrets/z-owner-token"}}}
+    )
+    project.write("alone", PLACE)
     return project
 
 
@@ -101,21 +104,21 @@ def test_plan_has_what_a_change_concerns(lab: Project, changed: list[str], up: l
 
 def test_plan_says_why_it_leaves_a_stack_out(lab: Project) -> None:
     stranger = "deployer@lab-2.iam.gserviceaccount.com"
-    lab.write("c-user", {"project": "lab-1", "region": "us-west4", "deployer": stranger})
+    lab.write("c-user", {**PLACE, "queues": {"default": {}}, "deployer": stranger})
 
     assert plan(lab).skipped["c-user"] == f"no stack of this folder makes its `deployer`, {stranger}"
-    assert plan(lab, numbers={}).skipped["a-user"] == "the variable PROJECT_NUMBERS lacks `lab-1`"
+    assert plan(lab, numbers={}).skipped["a-user"] == "the variable PROJECT_NUMBERS lacks `lab-1234`"
     assert plan(lab, ["docs/index.md"]).skipped["a-user"] == "none of its inputs changed"
     assert plan(lab, only="b-user").skipped["a-user"] == "another stack was asked for"
     assert jobs(plan(lab, only="b-user")) == [StackJob(stack="b-user")]
-    lab.write("lab-pipeline", {"project": "lab-1", "region": "us-west4", "ci": CI | {"state_bucket": ""}})
+    lab.write("lab-pipeline", {**PLACE, "ci": {"repositories": CI["repositories"]}})
     assert plan(lab).skipped["a-user"] == "`ci.state_bucket` of `lab-pipeline` is not set"
 
 
 def test_stacks_that_wait_for_each_other_are_refused(lab: Project) -> None:
-    base = {"project": "lab-1", "region": "us-west4"}
+    base = {**PLACE, "deployer": DEPLOYER}
     for one, other in (("c", "d"), ("d", "c")):
-        secret = {"env": "T", "existing": f"projects/lab-1/secrets/{other}-own"}
+        secret = {"env": "T", "existing": f"projects/lab-1234/secrets/{other}-own"}
         lab.write(one, base | {"secrets": {"own": {"env": "O"}, "others": secret}})
 
     with pytest.raises(RequestRefused, match="wait for each other"):
@@ -129,9 +132,7 @@ def test_every_checked_in_stack_is_planned_or_left_out_with_a_reason_and_after_i
 
     order = [each.stack for each in jobs(planned)]
     assert sorted([*order, *planned.skipped]) == list_stacks(ROOT)
-    made = {name: each.name for each in stacks for name in each.makes}
-    owners = {(each.name, made[name]) for each in stacks for name in each.uses}
-    assert owners == {("marin-us-west4", "marin-us-central2"), ("marin-eu-west4", "marin-us-central2")}
+    owners = {("marin-us-west4", "marin-us-central2"), ("marin-eu-west4", "marin-us-central2")}
     assert [(user, owner) for user, owner in owners if user in order and order.index(owner) > order.index(user)] == []
 
 
@@ -182,7 +183,7 @@ def test_command_writes_outputs_and_notices_for_the_pipeline(
     assert "::notice::alone: left out, it has no `deployer`, so a person deploys it\n" in said
 
 
-@pytest.mark.parametrize("numbers", ["no", "[]", '{"lab-1": "12x"}'])
+@pytest.mark.parametrize("numbers", ["no", "[]", '{"lab-1234": "12x"}'])
 def test_numbers_that_are_none_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], numbers: str
 ) -> None:
@@ -357,8 +358,8 @@ def test_check_reports_an_environment_that_no_workflow_has(
     (project.folder / ".github/workflows/deploy.yml").write_text(WORKFLOW)
     pipeline = next(each for each in read_stacks(ROOT) if each.ci)
     project.copy(
-        pipeline.name, lambda config: next(iter(config["ci"]["repositories"].values())).update(environment="staging")
+        pipeline.stack, lambda config: next(iter(config["ci"]["repositories"].values())).update(environment="staging")
     )
 
-    assert main(["check", "--stack", pipeline.name, "--folder", str(project.folder)]) == 2
+    assert main(["check", "--stack", pipeline.stack, "--folder", str(project.folder)]) == 2
     assert "there is `production` (deploy.yml)" in capsys.readouterr().err

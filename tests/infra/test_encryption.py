@@ -10,7 +10,6 @@ import pytest
 
 from infra.check.check import check_stack, find_violations, find_wrong_inputs
 from infra.check.command import render_report, report_fields
-from infra.check.plan import Action, plan
 from infra.check.recording import Recording, Registration
 from infra.check.recording import record as record_program
 from infra.components.ci_identity import find_permissions
@@ -21,7 +20,7 @@ from infra.policy.rules import apply_rule
 from infra.program import build
 from infra.settings.model import CiSettings, StackSettings
 from infra.settings.read import parse_settings
-from tests.infra.conftest import Project, checked, recorded
+from tests.infra.conftest import Project, checked
 from tests.infra.test_config import GOOD, find_paths, problems_of
 from tests.infra.test_policy_rules import Lab
 from tests.infra.test_policy_rules import run as run_lab
@@ -259,37 +258,6 @@ def test_check_with_a_key_of_the_own_project_leaves_the_agent_of_storage_alone(p
 
 
 # a running stack
-
-
-def test_key_of_a_running_stack_changes_bucket_and_topics_in_place_and_replaces_nothing_in_silence(
-    project: Project,
-) -> None:
-    project.copy("dev", set_key(DEV_KEY))
-
-    steps = {each.name: each for each in plan(recorded("dev"), project.record("dev"))}
-
-    for name in ("records-bucket", "default-queue-topic", "default-queue-dead-topic"):
-        assert (steps[name].action, steps[name].replacing) == (Action.UPDATE, ()), name
-    assert steps["images-registry-us-central1-repository"].replacing == ("kmsKeyName",)
-    assert steps["hf-token-secret-secret"].action is Action.REPLACE
-
-
-def test_key_of_a_running_protected_stack_is_refused_where_it_would_replace(project: Project) -> None:
-    def protect(config: dict[str, Any]) -> None:
-        config.update(protect=True)
-
-    project.copy("dev", protect, to="before")
-    project.copy("dev", lambda config: (protect(config), set_key(DEV_KEY)(config), None)[-1], to="after")
-    before, after = project.record("before"), project.record("before")
-    (project.folder / "Pulumi.before.yaml").write_text((project.folder / "Pulumi.after.yaml").read_text())
-    after = project.record("before")
-
-    replaced = [each for each in plan(before, after) if each.action is Action.REPLACE]
-
-    assert {each.name for each in replaced if each.blocked} >= {
-        "images-registry-us-central1-repository",
-        "hf-token-secret-secret",
-    }
 
 
 # the policies

@@ -95,7 +95,7 @@ def full_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def read(config: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of values as a file has them; none if the stack is accepted."""
     values = {key: as_text(value) for key, value in full_keys(config).items()}
-    return refusals(lambda: settings_from("x", values, (), values))
+    return refusals(lambda: settings_from("x", values))
 
 
 def refusals(parse: Callable[[], object]) -> list[Problem]:
@@ -143,7 +143,7 @@ def test_file_with_a_wrong_kind_of_value_everywhere_is_refused_without_a_traceba
 
     loaded = load_stack_config(file)
 
-    assert refusals(lambda: settings_from("x", loaded.values, loaded.secrets, loaded.written)) or name in HARMLESS
+    assert refusals(lambda: settings_from("x", loaded.values, loaded.secrets)) or name in HARMLESS
 
 
 RELATED = (
@@ -166,7 +166,7 @@ def test_values_that_are_accepted_together_build(name: str) -> None:
                 config, changed = tried, [*changed, where]
     values = {key: as_text(value) for key, value in full_keys(config).items()}
 
-    report = report_on(record_stack("x", StackConfig(values=values)), settings_from("x", values, (), values))
+    report = report_on(record_stack("x", StackConfig(values=values)), settings_from("x", values))
 
     assert (len(changed) > 2, report.findings) == (True, ())
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.check.check import check_stack
 from infra.cli import main
-from infra.settings.files import InvalidStackFile, find_project_folder, read_stack_file
+from infra.settings.files import InvalidStackFile, find_project_folder, load_stack_config
 from runtime.errors import Untrusted
 from runtime.file_trust import TRUST
 from tests.infra.conftest import Project
@@ -20,7 +20,7 @@ def refused(folder: Path, text: str) -> str:
     file = folder / "Pulumi.x.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidStackFile) as said:
-        read_stack_file(file)
+        load_stack_config(file)
     return said.value.problem
 
 
@@ -63,7 +63,7 @@ def test_value_that_is_not_the_same_to_every_reader_is_refused_with_what_to_writ
 def test_value_that_is_the_same_to_every_reader_is_read(tmp_path: Path, written: str) -> None:
     file = tmp_path / "Pulumi.x.yaml"
     file.write_text(f"config:\n  a: {{b: {written}}}\n", encoding="utf-8")
-    assert set(read_stack_file(file).values) == {"research-runtime:a"}
+    assert set(load_stack_config(file).values) == {"research-runtime:a"}
 
 
 def test_merge_of_keys_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_damaged_salt_is_refused_before_the_engine_meets_it(tmp_path: Path, salt
 def test_whole_salt_is_read(tmp_path: Path) -> None:
     file = tmp_path / "Pulumi.x.yaml"
     file.write_text(f"encryptionsalt: {SALT}\nconfig: {{a: 1}}\n", encoding="utf-8")
-    assert set(read_stack_file(file).values) == {"research-runtime:a"}
+    assert set(load_stack_config(file).values) == {"research-runtime:a"}
 
 
 def test_settings_from_elsewhere_that_no_check_sees_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from infra.policy.rules import apply_rules, bounds_of
 from infra.program import build
 from infra.render.cluster import cpus_per_host
 from infra.settings import model as config
-from infra.settings.model import KEYS, OPTIONAL_PARTS, StackSettings
+from infra.settings.model import StackSettings
 from infra.settings.read import InvalidSettings, settings_from
 
 ROOT = Path(__file__).parents[2]
@@ -110,31 +110,6 @@ def test_misspelt_key_in_a_stack_file_is_refused(stack: str) -> None:
         settings_from(stack, values)
 
     assert [problem.path for problem in invalid.value.problems] == ["kubernets"]
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_stack_file_read_after_the_engine_filled_in_its_defaults_is_the_same(stack: str) -> None:
-    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    defaults = {f"research-runtime:{key}": _as_text(each["default"]) for key, each in declared.items()}
-    values = {key: _as_text(value) for key, value in load(stack)["config"].items()}
-
-    assert settings_from(stack, defaults | values) == settings_of(stack)
-
-
-def test_project_file_declares_every_key_with_a_default_that_changes_nothing() -> None:
-    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    meant = {
-        each.name: each.default_factory() if each.default is MISSING else each.default
-        for each in fields(StackSettings)[1:]
-    }  # type: ignore[misc]
-
-    assert declared.keys() == KEYS
-    for key, each in declared.items():
-        if each["type"] == "object":
-            assert each["default"] == {}
-            assert key in OPTIONAL_PARTS or meant[key] is not None
-        else:
-            assert each["default"] == (meant[key] if meant[key] is not None else "")
 
 
 @pytest.mark.parametrize("stack", STACKS)

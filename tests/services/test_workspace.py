@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import ApiException
 
 from infra.check.recording import record
 from infra.components.workspace import Workspace, WorkspaceArgs
-from infra.settings.files import read_stack_file
+from infra.settings.files import load_stack_config
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from tests.kubernetes_support import Access, Kubernetes, eventually, manifests
 
@@ -163,7 +163,7 @@ def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubern
     from infra.settings.read import read_settings
 
     path = ROOT / "Pulumi.phoebe.yaml"
-    recording = record(lambda: _ignore(build(read_settings())), stack="phoebe", config=read_stack_file(path).values)
+    recording = record(lambda: _ignore(build(read_settings())), stack="phoebe", config=load_stack_config(path).values)
     objects = manifests(recording.resources)
 
     assert {each["kind"] for each in objects} >= {"Namespace", "ResourceQuota", "NetworkPolicy", "Role", "RoleBinding"}
