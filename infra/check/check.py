@@ -1,6 +1,6 @@
 """Checks the resources that a stack's program would make, without an engine, a cloud, an account or a network.
 
-`check_stack` runs the program for one stack file, validates every input, applies the policies and returns a `Report`;
+`check_stack` runs the program for one stack file, applies the policies and returns a `Report`;
 `python -m infra check` prints it.
 """
 
@@ -32,7 +32,6 @@ from infra.check.recording import (
     record,
 )
 from infra.check.shared_vpc_setup import list_host_needs
-from infra.check.validate import find_input_problems
 from infra.check.workflows import find_workflow_problems
 from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
@@ -152,7 +151,6 @@ def report_on(recording: Recording, settings: StackSettings | None = None) -> Re
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
     findings = [
-        *find_wrong_inputs(recording),
         *find_twins(recording),
         *find_violations(recording, settings),
         *find_leaks(recording),
@@ -201,19 +199,6 @@ def _crash(problem: Exception) -> CheckFinding:
 
 
 _PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
-
-
-def find_wrong_inputs(recording: Recording) -> Iterator[CheckFinding]:
-    for each in recording.resources:
-        if not each.custom:
-            continue
-        try:
-            problems = find_input_problems(each.type, each.inputs)
-        except LookupError as problem:
-            yield CheckFinding("inputs", "known-type", each.urn, str(problem))
-            continue
-        for found in problems:
-            yield CheckFinding("inputs", "valid-input", each.urn, f"`{found.path}` {found.message}")
 
 
 def find_twins(recording: Recording) -> Iterator[CheckFinding]:

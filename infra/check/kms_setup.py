@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.components.key import AGENTS, MADE_AS_IDENTITIES, ROLE, agent_member
-from infra.settings.key_rules import KEY
+from infra.settings.forms import KEY
 from infra.settings.model import StackSettings
 
 

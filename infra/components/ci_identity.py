@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pulumi
-from pulumi_gcp import billing, iam, kms, projects, serviceaccount, storage
+from pulumi_gcp import billing, iam, kms, projects, serviceaccount
 
 from infra.components.apis import Apis
 from infra.components.key import ROLE as KEY_USER
@@ -205,23 +205,20 @@ class CiIdentity(Part):
     def _grant_state(self, settings: CiSettings, deployer: pulumi.Output[str], previewer: pulumi.Output[str]) -> None:
         """Grant on what no stack makes: the bucket of Pulumi's state, its key, and the account that pays."""
         name, protect = self._name, self._site.protect
-        members = {"deployer": deployer, "previewer": previewer}
-        if settings.state_bucket is not None:
-            for role, granted in {"deployer": "objectAdmin", "previewer": "objectViewer"}.items():
-                storage.BucketIAMMember(
-                    f"{name}-{role}-state",
-                    bucket=settings.state_bucket,
-                    role=f"roles/storage.{granted}",
-                    member=members[role],
-                    opts=self._options("storage", protect=protect),
-                )
-        if settings.state_key is not None:
-            for role, granted in {"deployer": KEY_USER, "previewer": "roles/cloudkms.cryptoKeyDecrypter"}.items():
+        # What each may do with the bucket and with the key.
+        rights = {
+            "deployer": (deployer, "roles/storage.objectAdmin", KEY_USER),
+            "previewer": (previewer, "roles/storage.objectViewer", "roles/cloudkms.cryptoKeyDecrypter"),
+        }
+        for role, (member, bucket_role, key_role) in rights.items():
+            if settings.state_bucket is not None:
+                self._bucket_grant(f"{name}-{role}-state", settings.state_bucket, bucket_role, member, protect=protect)
+            if settings.state_key is not None:
                 kms.CryptoKeyIAMMember(
                     f"{name}-{role}-state-key",
                     crypto_key_id=settings.state_key,
-                    role=granted,
-                    member=members[role],
+                    role=key_role,
+                    member=member,
                     opts=self._options("cloudkms", protect=protect),
                 )
         if settings.billing_account is not None:

@@ -166,10 +166,11 @@ class Part(pulumi.ComponentResource):
         role: str,
         member: pulumi.Input[str],
         condition: storage.BucketIAMMemberConditionArgs | None = None,
+        *,
+        protect: bool | None = None,
     ) -> None:
-        storage.BucketIAMMember(
-            name, bucket=bucket, role=role, member=member, condition=condition, opts=self._options("storage")
-        )
+        opts = self._options("storage", protect=protect)
+        storage.BucketIAMMember(name, bucket=bucket, role=role, member=member, condition=condition, opts=opts)
 
 
 def lifecycle_rule(action: str, **condition: Any) -> storage.BucketLifecycleRuleArgs:

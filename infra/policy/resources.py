@@ -45,8 +45,8 @@ from infra.policy.base import (
     namespace_of,
 )
 from infra.settings.cluster_rules import is_clusters_own, quantity
+from infra.settings.forms import PRIVATE
 from infra.settings.read import SECRET_VALUE
-from infra.settings.rules import PRIVATE
 from runtime.schema import leaves
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)

@@ -9,25 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from infra.settings.forms import DNS_NAME, is_within, parse_range
 from infra.settings.machine_rules import find_label_problems
 from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings
-from infra.settings.problems import find_misformed as _form
-from infra.settings.problems import find_repeated as _repeated
-from infra.settings.problems import find_unknown as _choice
-from infra.settings.problems import has_plain_length, wrong
+from infra.settings.problems import wrong
 from runtime.schema import Problem, join, suggest
 
 OWN_ADDRESSES: Final = tuple(ipaddress.ip_network(each) for each in ("169.254.0.0/16", "fe80::/10", "fd20:ce::/32"))
 """Addresses at which a machine is served what is about itself, its credentials among it."""
-_NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
-_WORKLOAD_POOL: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]\.svc\.id\.goog")
-_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
-_CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
 _QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
 _POWERS: Final = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-_ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 _PLAIN_QUOTAS: Final = frozenset(
     {
         *("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"),
@@ -41,14 +33,9 @@ _IN_PARTS: Final = re.compile(r"(?:(?:requests|limits)\.)?(?:cpu|memory|ephemera
 _QUOTA: Final = re.compile(
     r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
 )
-_LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
 
 
 def find_cluster_problems(cluster: KubernetesAccess, path: str) -> Iterator[Problem]:
-    for key in ("context", "cluster_identifier"):
-        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
-    yield from _form(cluster, path, "workload_pool", _WORKLOAD_POOL, "`PROJECT.svc.id.goog`")
-    yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
     if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
         yield wrong(
             join(path, "slot_namespace"),
@@ -91,12 +78,8 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
             hint='write at least `pods: "200"`',
         )
     for claim in namespace.claims:
-        if not _DNS_NAME.fullmatch(claim):
+        if not DNS_NAME.fullmatch(claim):
             yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
-    for index, secret in enumerate(namespace.image_pull_secrets):
-        if not _DNS_NAME.fullmatch(secret):
-            yield wrong(f"{join(path, 'image_pull_secrets')}[{index}]", secret, "the name of a secret in the namespace")
-    yield from _repeated(namespace.image_pull_secrets, join(path, "image_pull_secrets"))
     if namespace.labels and not namespace.create:
         message = "is set beside `create: false`, and whoever made the namespace labels it"
         yield Problem(path=join(path, "labels"), message=message, hint="leave it out")
@@ -107,24 +90,10 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
             )
     yield from find_label_problems(namespace.labels, join(path, "labels"))
     for index, cidr in enumerate(namespace.egress_cidrs):
-        where = f"{join(path, 'egress_cidrs')}[{index}]"
-        try:
-            parsed = ipaddress.ip_network(cidr)
-        except ValueError:
-            yield wrong(where, cidr, "a range such as `10.0.0.0/8`")
-        else:
-            if not has_plain_length(cidr):
-                yield wrong(where, cidr, "a range with the length of its prefix", f"write `{parsed}`")
-            elif any(parsed.version == each.version and parsed.subnet_of(each) for each in OWN_ADDRESSES):  # type: ignore[arg-type]
-                yield wrong(where, cidr, "a range of other machines: there a machine's own credentials are served")
-    yield from _repeated(namespace.egress_cidrs, join(path, "egress_cidrs"))
-    for index, launcher in enumerate(namespace.launchers):
-        if not _LAUNCHER.fullmatch(launcher):
-            yield wrong(
-                f"{join(path, 'launchers')}[{index}]",
-                launcher,
-                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no name of Kubernetes' own, `system:`",
-            )
+        parsed = parse_range(cidr)
+        if parsed is not None and is_within(parsed, OWN_ADDRESSES):
+            where = f"{join(path, 'egress_cidrs')}[{index}]"
+            yield wrong(where, cidr, "a range of other machines: there a machine's own credentials are served")
     yield from _storage_quota_problems(namespace, path)
 
 
@@ -147,10 +116,6 @@ def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator
 def find_claim_problems(claim: ClaimSettings, path: str) -> Iterator[Problem]:
     if not _QUANTITY.fullmatch(claim.size) or claim.size.endswith("m") or quantity(claim.size) <= 0:
         yield wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
-    yield from _choice(claim, path, "access_mode", _ACCESS_MODES)
-    # An empty class is Kubernetes' way to ask for no class at all.
-    for key, form in (("storage_class", _CLASS), ("existing_volume", _DNS_NAME)):
-        yield from _form(claim, path, key, form, "lower case letters, digits, dashes and dots")
     if claim.existing and claim.existing_volume is not None:
         yield Problem(
             path=join(path, "existing_volume"),

@@ -6,14 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from infra.settings.forms import KEY
 from infra.settings.model import StackSettings
 from infra.settings.problems import wrong
 from runtime.schema import Problem, join
 
-KEY: Final = re.compile(
-    r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<location>[a-z0-9-]+)"
-    r"/keyRings/(?P<ring>[A-Za-z0-9_-]{1,63})/cryptoKeys/(?P<key>[A-Za-z0-9_-]{1,63})"
-)
 _VERSION: Final = re.compile(r"/cryptoKeyVersions/[0-9]+$")
 _FORM: Final = "a key, `projects/P/locations/REGION/keyRings/R/cryptoKeys/K`"
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
+from infra.settings.forms import SHM_SIZE
 from infra.settings.model import ContainerSettings, MachineSettings
-from infra.settings.problems import find_misformed, find_repeated, wrong
+from infra.settings.problems import find_repeated, wrong
 from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
 from runtime.secret_detection import find_secret_in_shell, has_known_form, is_secret
@@ -25,7 +26,6 @@ _SCRIPT: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 SETUP_LIMIT_BYTES: Final = 16 * 1024
 """The script travels in the metadata of each machine, and once for each different pool in that of the head."""
 
-_SHM_SIZE: Final = re.compile(r"[1-9][0-9]{0,5}[mg]")
 _PATH: Final = r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*"
 _MOUNT: Final = re.compile(rf"(?P<host>{_PATH}):(?P<container>{_PATH})(?::ro)?")
 HOST_FOLDERS: Final = ("/data", "/local", "/media", "/mnt", "/scratch", "/srv", "/tmp", "/var/tmp")
@@ -116,7 +116,6 @@ def _setup_problems(setup: str, where: str) -> Iterator[Problem]:
 
 
 def find_container_problems(container: ContainerSettings, path: str) -> Iterator[Problem]:
-    yield from find_misformed(container, path, "shm_size", _SHM_SIZE, "a size such as `8g` or `512m`")
     targets: list[str] = []
     for index, mount in enumerate(container.mounts or ()):
         where = f"{join(path, 'mounts')}[{index}]"
@@ -184,7 +183,7 @@ def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcp
 def find_shm_problems(container: ContainerSettings, path: str, machine: str, memory_gib: float) -> Iterator[Problem]:
     """Find shared memory that a machine does not have: what fills it ends in the loss of the machine's processes."""
     size = container.shm_size
-    if size is not None and _SHM_SIZE.fullmatch(size) and _bytes(size) > memory_gib * (1 << 30):
+    if size is not None and SHM_SIZE.pattern.fullmatch(size) and _bytes(size) > memory_gib * (1 << 30):
         where = join(path, "container.shm_size")
         yield wrong(where, size, f"at most the memory of `{machine}`, {memory_gib:g} GiB")
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 from infra.gcp import catalog
 from infra.naming import JOB_ACCOUNT
+from infra.settings import forms
+from infra.settings.forms import Between, Choice, Cidr
 
 NAMESPACE: Final = "research-runtime"
 """The project's name, and so the prefix of our keys in a stack file."""
+
+
+DAY_S: Final = 86_400
 
 
 class TpuCapacity(StrEnum):
@@ -42,30 +47,29 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    cidr: str = "10.64.0.0/20"
+    cidr: Annotated[str, Cidr(private=True)] = "10.64.0.0/20"
     """Range of the subnet; the heads and all hosts of the pools' maxima have to fit into it."""
-    subnet: str | None = None
+    subnet: Annotated[str | None, forms.SUBNET_LINK] = None
     """Self-link of an existing subnet; then the stack makes no network."""
-    network: str | None = None
+    network: Annotated[str | None, forms.NETWORK_LINK] = None
     """Self-link of the network of `subnet`; by default the network of the same name, as automatic subnets have it."""
     flow_logs: bool = False
     """Whether Google logs the connections of the subnet's machines."""
-    nat_addresses: int = 0
+    nat_addresses: Annotated[int, Between(0, 16)] = 0
     """Fixed external addresses of what leaves the subnet, for the allowlists of others; 0: Google chooses them."""
-    ssh_cidrs: tuple[str, ...] = ()
+    ssh_cidrs: tuple[Annotated[str, Cidr(private=True)], ...] = ()
     """Private ranges that people log in to heads from without Google's proxy, such as a VPN's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    ack_deadline_s: int = 60
-    """10 to 600."""
-    max_delivery_attempts: int = 100
-    """5 to 100. Every negative acknowledgement counts, so the highest is the default."""
-    retention_s: int = 2_678_400
-    """600 to 2,678,400 (31 days); for the subscriptions and their dead letters."""
-    min_backoff_s: int = 10
-    max_backoff_s: int = 600
+    ack_deadline_s: Annotated[int, Between(10, 600)] = 60
+    max_delivery_attempts: Annotated[int, Between(5, 100)] = 100
+    """Every negative acknowledgement counts, so the highest is the default."""
+    retention_s: Annotated[int, Between(600, 31 * DAY_S)] = 31 * DAY_S
+    """Of the subscriptions and their dead letters."""
+    min_backoff_s: Annotated[int, Between(0, 600)] = 10
+    max_backoff_s: Annotated[int, Between(0, 600)] = 600
     exactly_once: bool = True
 
 
@@ -73,12 +77,11 @@ class QueueSettings:
 class RecordsSettings:
     location: str | None = None
     """Region or multi-region; the stack's region by default."""
-    bucket: str | None = None
+    bucket: Annotated[str | None, forms.BUCKET] = None
     """Name of the bucket, unique in the world; set it if the default name is taken."""
-    soft_delete_days: int = 7
-    """0, or 7 to 90."""
-    logs_days: int = 90
-    notes_days: int = 30
+    soft_delete_days: Annotated[int, Between(7, 90, or_zero=True)] = 7
+    logs_days: Annotated[int, Between(1, 3650)] = 90
+    notes_days: Annotated[int, Between(1, 3650)] = 30
     """Logs and attempt notes age out; records, manifests and outputs never do."""
 
 
@@ -89,12 +92,11 @@ class BucketSettings:
     """`workers`, `clusters` (heads and nodes), `operators`, `researchers`, or IAM principals. Writers read, too."""
     location: str | None = None
     """Region or multi-region; the stack's region by default."""
-    bucket: str | None = None
+    bucket: Annotated[str | None, forms.BUCKET] = None
     """Name of the bucket, unique in the world; set it if the default name is taken."""
-    existing: str | None = None
+    existing: Annotated[str | None, forms.OTHERS_BUCKET] = None
     """Name of a bucket that another makes; this stack makes the grants only."""
-    soft_delete_days: int = 7
-    """0, or 7 to 90."""
+    soft_delete_days: Annotated[int, Between(7, 90, or_zero=True)] = 7
     delete_after_days: Mapping[str, int] = field(default_factory=dict)
     """Prefix → age at which its objects are deleted."""
 
@@ -103,12 +105,12 @@ class BucketSettings:
 class RegistrySettings:
     regions: tuple[str, ...] = ()
     """The stack's region by default."""
-    repository: str | None = None
+    repository: Annotated[str | None, forms.REPOSITORY_NAME] = None
     """Name of the repository, if not the default name."""
-    keep_days: int = 30
-    keep_newest: int = 16
+    keep_days: Annotated[int, Between(1, 3650)] = 30
+    keep_newest: Annotated[int, Between(1, 1000)] = 16
     cleanup_dry_run: bool = False
-    pull_through: str | None = None
+    pull_through: Annotated[str | None, Choice(catalog.PULL_THROUGH_HOSTS)] = None
     """Host of a public registry to cache beside the images: `docker.io`, or another that Google supports."""
     existing: Mapping[str, str] = field(default_factory=dict)
     """Region → `projects/P/locations/R/repositories/N` of another stack; this stack makes none in that region."""
@@ -136,7 +138,7 @@ class SecretSettings:
     """`all` if left out and workers are among the readers."""
     regions: tuple[str, ...] = ()
     """Regions that keep the secret; everywhere by default."""
-    existing: str | None = None
+    existing: Annotated[str | None, forms.SECRET] = None
     """`projects/P/secrets/N` of another stack; then this stack makes the grants only."""
 
 
@@ -144,7 +146,7 @@ class SecretSettings:
 class ContainerSettings:
     """Settings of the container that Ray runs in. What a pool leaves out is its head's, except `shm_size`."""
 
-    shm_size: str | None = None
+    shm_size: Annotated[str | None, forms.SHM_SIZE] = None
     """Most shared memory: `8g` on a head and `200g` on a node by default. Sizes follow the machine, so pools never take
     their head's."""
     mounts: tuple[str, ...] | None = None
@@ -171,8 +173,8 @@ class TpuPoolSettings(MachineSettings):
     runtime_version: str
     """TPU software version, as `gcloud compute tpus tpu-vm versions list` prints them."""
     capacity: TpuCapacity = TpuCapacity.PREEMPTIBLE
-    min: int = 4
-    max: int = 1024
+    min: Annotated[int, Between(0, forms.MAX_NODES)] = 4
+    max: Annotated[int, Between(0, forms.MAX_NODES)] = 1024
     buffer: int = 0
     """Whole idle nodes that the cluster keeps ready beside the busy ones, within `max`."""
     cpus: int | None = None
@@ -191,17 +193,17 @@ class HeadSettings(MachineSettings):
     image: str
     """Cluster image by digest: `HOST/PROJECT/REPOSITORY/NAME@sha256:…`."""
     machine_type: str = "n2-standard-8"
-    disk_gb: int = 200
+    disk_gb: Annotated[int, Between(50, 65_536)] = 200
     disk_type: str | None = None
     """The usual one of the machine by default."""
-    snapshot_days: int = 0
+    snapshot_days: Annotated[int, Between(0, 65_535)] = 0
     """Days that a daily snapshot of the disk is kept; 0: none is taken."""
     boot_image: str = catalog.BOOT_IMAGE
     """A version, never a family: a family would replace the head on its own day."""
     pools: Mapping[str, TpuPoolSettings] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     """Names of `secrets` that become variables of every process of the cluster."""
-    idle_minutes: int = 10
+    idle_minutes: Annotated[int, Between(1, 1440)] = 10
     cloud_logging: bool = True
     """Whether the logs of Ray and the reaper go to Cloud Logging as well as to the machine's disk."""
 
@@ -210,9 +212,9 @@ class HeadSettings(MachineSettings):
 class ClaimSettings:
     size: str
     """`1Ti`"""
-    storage_class: str | None = None
-    access_mode: str = "ReadWriteMany"
-    existing_volume: str | None = None
+    storage_class: Annotated[str | None, forms.STORAGE_CLASS] = None
+    access_mode: Annotated[str, Choice(forms.ACCESS_MODES)] = "ReadWriteMany"
+    existing_volume: Annotated[str | None, forms.KUBERNETES_NAME] = None
     """Name of a PersistentVolume to bind to."""
     existing: bool = False
     """Whether to use a claim that exists already, and make none."""
@@ -227,11 +229,11 @@ class NamespaceSettings:
     claims: Mapping[str, ClaimSettings] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the namespace itself, which what watches over namespaces reads, such as Kueue."""
-    image_pull_secrets: tuple[str, ...] = ()
+    image_pull_secrets: tuple[Annotated[str, forms.PULL_SECRET], ...] = ()
     """Names of secrets in the namespace; a person puts their content there."""
-    egress_cidrs: tuple[str, ...] = ()
+    egress_cidrs: tuple[Annotated[str, Cidr(private=False)], ...] = ()
     """Ranges that workers may connect to, beyond DNS and HTTPS to anywhere."""
-    launchers: tuple[str, ...] = ()
+    launchers: tuple[Annotated[str, forms.LAUNCHER], ...] = ()
     """Subjects that may launch: `User:alice`, `Group:lab`, `ServiceAccount:NAMESPACE/NAME`."""
     workload_identity: bool = False
     """Whether jobs here act as the stack's account `worker`, on a cluster with GKE's workload identity."""
@@ -239,13 +241,13 @@ class NamespaceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesAccess:
-    context: str
+    context: Annotated[str, forms.WITHOUT_SPACES]
     """Context in the kubeconfig of the person who runs `up`; the kubeconfig never enters the state."""
-    cluster_identifier: str
+    cluster_identifier: Annotated[str, forms.WITHOUT_SPACES]
     """Name that stays when the address changes; another name means another cluster, and makes everything in it again."""
-    server: str
+    server: Annotated[str, forms.SERVER]
     namespaces: Mapping[str, NamespaceSettings] = field(default_factory=dict)
-    workload_pool: str | None = None
+    workload_pool: Annotated[str | None, forms.WORKLOAD_POOL] = None
     """`PROJECT.svc.id.goog` of a cluster on GKE, by default of the stack's project."""
     slot_namespace: str | None = None
     """The one of `namespaces` whose Lease objects record the taken parts of GPUs for all. By default each has its own
@@ -269,11 +271,11 @@ class AccessSettings:
 class IssuerSettings:
     """Machines outside of Google that get tokens of an OpenID Connect issuer: a cluster's, a site's."""
 
-    issuer: str
+    issuer: Annotated[str, forms.ISSUER]
     """`https://…`, the `iss` of its tokens."""
-    subjects: tuple[str, ...]
+    subjects: tuple[Annotated[str, forms.SUBJECT], ...]
     """The `sub` of the tokens that are let in, such as `system:serviceaccount:NAMESPACE:ACCOUNT`."""
-    audience: str = "runtime-worker"
+    audience: Annotated[str, forms.AUDIENCE] = "runtime-worker"
     jwks: str | None = None
     """The issuer's public keys, if Google cannot reach it."""
 
@@ -284,7 +286,7 @@ class RepositorySettings:
     owner_id: int
     """The federation binds the two ids; the name is for people."""
     ref: str = "refs/heads/main"
-    environment: str = "production"
+    environment: Annotated[str, forms.ENVIRONMENT] = "production"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,26 +297,26 @@ class CiSettings:
     """`owner/name` → the jobs in it that may deploy and preview."""
     deploys: tuple[str, ...] = ("network", "queues", "records", "buckets", "registries", "secrets", "heads", "alerts")
     """Keys of the parts that the deployed stacks may have, which decide the rights of the pipelines."""
-    state_bucket: str | None = None
-    state_key: str | None = None
+    state_bucket: Annotated[str | None, forms.BUCKET] = None
+    state_key: Annotated[str | None, forms.STATE_KEY] = None
     """Bucket of Pulumi's state, and the key of its secrets, `projects/P/locations/L/keyRings/R/cryptoKeys/K`."""
-    billing_account: str | None = None
+    billing_account: Annotated[str | None, forms.BILLING_ACCOUNT] = None
     """The account in which deployed stacks make budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettings:
-    billing_account: str
-    monthly: int
-    currency: str = "USD"
+    billing_account: Annotated[str, forms.BILLING_ACCOUNT]
+    monthly: Annotated[int, Between(1, forms.LARGEST)]
+    currency: Annotated[str, forms.CURRENCY] = "USD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSettings:
     emails: tuple[str, ...] = ()
-    channels: tuple[str, ...] = ()
+    channels: tuple[Annotated[str, forms.CHANNEL], ...] = ()
     """`projects/P/notificationChannels/ID` of channels that exist: Slack, PagerDuty, a webhook. Pulumi gets none of their tokens."""
-    oldest_task_days: int = 21
+    oldest_task_days: Annotated[int, Between(1, 30)] = 21
     budget: BudgetSettings | None = None
 
 
@@ -322,9 +324,9 @@ class AlertSettings:
 class Overrides:
     """Sources of images beyond those that every stack may use."""
 
-    images: tuple[str, ...] = ()
+    images: tuple[Annotated[str, forms.IMAGE_SOURCE], ...] = ()
     """Further sources of the heads' images: `HOST/PATH`, and everything below."""
-    boot_image_projects: tuple[str, ...] = ()
+    boot_image_projects: tuple[Annotated[str, forms.PROJECT], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,10 +353,10 @@ class StackSettings:
     access: AccessSettings = AccessSettings()
     federation: Mapping[str, IssuerSettings] = field(default_factory=dict)
     ci: CiSettings | None = None
-    deployer: str | None = None
+    deployer: Annotated[str | None, forms.ACCOUNT] = None
     """Account of the pipeline that deploys the stack, from the project's stack with `ci`."""
     alerts: AlertSettings | None = None
-    impersonate: str | None = None
+    impersonate: Annotated[str | None, forms.ACCOUNT] = None
     """Service account that the provider acts as; the person who runs `up` has to be its token creator."""
     overrides: Overrides = Overrides()
 

@@ -14,7 +14,21 @@ from typing import Any, Final
 from infra.gcp import catalog
 from infra.naming import OWN_LABELS
 from infra.settings.cluster_rules import find_claim_problems, find_cluster_problems, find_namespace_problems
-from infra.settings.key_rules import KEY, find_form_problems
+from infra.settings.forms import (
+    IMAGE_HOST,
+    IMAGE_PATH,
+    LARGEST,
+    LINK,
+    PRIVATE,
+    PROJECT_ID,
+    REPOSITORY,
+    Choice,
+    Form,
+    find_declared_problems,
+    is_within,
+    parse_range,
+)
+from infra.settings.key_rules import find_form_problems
 from infra.settings.machine_rules import (
     VARIABLE,
     find_container_problems,
@@ -27,7 +41,6 @@ from infra.settings.model import (
     AccessSettings,
     AlertSettings,
     BucketSettings,
-    BudgetSettings,
     CiSettings,
     ClaimSettings,
     ContainerSettings,
@@ -36,9 +49,7 @@ from infra.settings.model import (
     KubernetesAccess,
     NamespaceSettings,
     NetworkSettings,
-    Overrides,
     QueueSettings,
-    RecordsSettings,
     RegistrySettings,
     RepositorySettings,
     Role,
@@ -46,19 +57,11 @@ from infra.settings.model import (
     StackSettings,
     TpuPoolSettings,
 )
-from infra.settings.problems import find_misformed as _form
-from infra.settings.problems import find_out_of_range as _range
-from infra.settings.problems import find_repeated as _repeated
-from infra.settings.problems import find_unknown as _choice
-from infra.settings.problems import has_plain_length, wrong
+from infra.settings.problems import wrong
 from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
 from runtime.tpu_shapes import find_shape
 
-DAY_S: Final = 86_400
-MAX_NODES: Final = 1024
-LARGEST: Final = 2**53 - 1
-"""The engine carries every number as a double, and larger whole numbers change on the way."""
 SMALLEST_SUBNET: Final = 29
 """https://cloud.google.com/vpc/docs/subnets#valid-ranges"""
 LEAST_HEAD_GIB: Final = 4
@@ -69,7 +72,6 @@ GOOGLES_ADDRESSES: Final = 4
 
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 at most"
-_PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'+/=?^_{|}~-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
@@ -84,28 +86,12 @@ MEMBER: Final = re.compile(
 """An IAM principal. https://cloud.google.com/iam/docs/principals-overview"""
 DEPLOYED_PARTS: Final = (*CiSettings(repositories={}).deploys, "kms_key")
 """Keys of what a pipeline can deploy."""
-_SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
-_PATH: Final = r"projects/(?P<project>[a-z0-9.:-]+)"
-_LINK: Final = rf"(?:https://www\.googleapis\.com/compute/v1/)?{_PATH}"
-SUBNET: Final = re.compile(rf"{_LINK}/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+")
-NETWORK: Final = re.compile(rf"{_LINK}/global/networks/[a-z0-9-]+")
-_REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
-REPOSITORY: Final = re.compile(
-    rf"{_PATH}/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>{_REPOSITORY_NAME.pattern})"
-)
-_SECRET: Final = re.compile(rf"{_PATH}/secrets/[A-Za-z0-9_-]{{1,255}}")
-_ANY_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 AUDIENCES: Final = ("workers", "clusters", "operators", "researchers")
 """Words for members of a stack: the account `worker` and its like, heads and nodes, people."""
-_BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
-# https://github.com/distribution/reference has the grammar.
-_REGISTRY: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
-_IMAGE_PATH: Final = r"(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)"
 IMAGE: Final = re.compile(
-    rf"(?P<name>(?!.*docker\.pkg\.dev(?:/[^/]+){{1,2}}@){_REGISTRY}{_IMAGE_PATH}+)@sha256:[0-9a-f]{{64}}"
+    rf"(?P<name>(?!.*docker\.pkg\.dev(?:/[^/]+){{1,2}}@){IMAGE_HOST}{IMAGE_PATH}+)@sha256:[0-9a-f]{{64}}"
 )
-_IMAGE_SOURCE: Final = re.compile(rf"{_REGISTRY}{_IMAGE_PATH}+")
-BOOT_IMAGE: Final = re.compile(rf"{_LINK}/global/images/(?P<name>[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?)")
+BOOT_IMAGE: Final = re.compile(rf"{LINK}/global/images/(?P<name>[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?)")
 _DATED_IMAGES: Final = ("debian-cloud", "rocky-linux-cloud", "ubuntu-os-cloud")
 """Projects whose images end in their date, and whose families do not."""
 ACCELERATOR: Final = re.compile(r"(?P<family>(?:v|tpu)[0-9]+[a-z]*)-(?P<size>[1-9][0-9]{0,5})")
@@ -118,15 +104,6 @@ _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF_PART: Final = r"(?!\.)[^\x00-\x20\x7f-\xa0~^:?*\[\\'/]+(?<!\.)(?<!\.lock)"
 _REF: Final = re.compile(rf"(?!.*(?:\.\.|@\{{))refs/(?:heads|tags)/{_REF_PART}(?:/{_REF_PART})*")
 """What Git takes, without quotes and signs that stand for other names. https://git-scm.com/docs/git-check-ref-format"""
-_ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
-_ISSUER: Final = re.compile(r"https://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
-_AUDIENCE: Final = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
-_SUBJECT: Final = re.compile(r"[A-Za-z0-9._:/@|-]{1,127}")
-_CHANNEL: Final = re.compile(r"projects/[a-z0-9.:-]+/notificationChannels/[0-9]{1,20}")
-_BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
-PRIVATE: Final = tuple(
-    ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-)
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
 
 READERS_OF: Final[Mapping[Role, str]] = {
@@ -141,18 +118,16 @@ READERS_OF: Final[Mapping[Role, str]] = {
 def find_own_problems(value: object, path: str) -> list[Problem]:
     """Judge `value` alone, without nested settings."""
     rule = _RULES.get(type(value))
-    return list(rule(value, path)) if rule else []
+    return [*find_declared_problems(value, path), *(rule(value, path) if rule else ())]
 
 
 def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
     is_number = settings.project is not None and settings.project.isdecimal()
     hint = "that is its number; `gcloud projects describe` prints the id" if is_number else None
     allowed = "a project's id: 6 to 30 lower case letters, digits and dashes"
-    yield from _form(settings, path, "project", _PROJECT, allowed, hint)
+    if settings.project is not None:
+        yield from Form(PROJECT_ID, allowed, hint).problems(settings.project, join(path, "project"))
     yield from _label_problems(settings.labels, join(path, "labels"))
-    account = "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
-    for key in ("impersonate", "deployer"):
-        yield from _form(settings, path, key, _SERVICE_ACCOUNT, account)
     yield from find_form_problems(settings, path)
     for part in ("federation", "queues", "buckets", "registries", "secrets", "heads", "kubernetes"):
         yield from _name_problems(getattr(settings, part), join(path, part))
@@ -160,16 +135,9 @@ def _stack(settings: StackSettings, path: str) -> Iterator[Problem]:
 
 def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     where = join(path, "cidr")
-    try:
-        cidr = ipaddress.ip_network(network.cidr)
-    except ValueError:
-        yield wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
-        return
-    if not has_plain_length(network.cidr):
-        yield wrong(where, network.cidr, "a range with the length of its prefix", f"write `{cidr}`")
-    elif cidr.version != 4 or not any(cidr.subnet_of(each) for each in PRIVATE if each.version == cidr.version):
-        private = ", ".join(str(each) for each in PRIVATE)
-        yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
+    cidr = parse_range(network.cidr)
+    if cidr is None or not is_within(cidr, PRIVATE):
+        pass
     elif cidr.prefixlen > SMALLEST_SUBNET:
         yield wrong(where, network.cidr, f"at least a /{SMALLEST_SUBNET}: Google makes no smaller subnet")
     elif cidr.overlaps(_DOCKERS):
@@ -180,49 +148,18 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
             message="is set beside `subnet`, and its owner says what is logged there",
             hint="leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
         )
-    yield from _range(network, path, "nat_addresses", 0, 16)
     if network.nat_addresses and network.subnet is not None:
         yield Problem(path=join(path, "nat_addresses"), message="is set beside `subnet`, whose owner makes its NAT")
-    for index, text in enumerate(network.ssh_cidrs):
-        where = f"{join(path, 'ssh_cidrs')}[{index}]"
-        try:
-            ssh = ipaddress.ip_network(text)
-        except ValueError:
-            yield wrong(where, text, "an IPv4 range whose host bits are zero, such as `10.8.0.0/16`")
-            continue
-        if ssh.version != 4 or not any(ssh.subnet_of(each) for each in PRIVATE if each.version == ssh.version):
-            yield wrong(where, text, f"a private IPv4 range, within {', '.join(map(str, PRIVATE))}")
-    yield from _repeated(network.ssh_cidrs, join(path, "ssh_cidrs"))
-    yield from _form(network, path, "subnet", SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
-    else:
-        yield from _form(network, path, "network", NETWORK, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
-    yield from _range(queue, path, "ack_deadline_s", 10, 600)
-    yield from _range(queue, path, "max_delivery_attempts", 5, 100)
-    yield from _range(queue, path, "retention_s", 600, 31 * DAY_S)
-    yield from _range(queue, path, "min_backoff_s", 0, 600)
-    yield from _range(queue, path, "max_backoff_s", 0, 600)
     if queue.min_backoff_s > queue.max_backoff_s:
         yield wrong(join(path, "min_backoff_s"), queue.min_backoff_s, f"at most `max_backoff_s`, {queue.max_backoff_s}")
 
 
-def _records(records: RecordsSettings, path: str) -> Iterator[Problem]:
-    bucket = "3 to 63 lower case letters, digits, dashes, underscores, not Google's name"
-    yield from _form(records, path, "bucket", _BUCKET, bucket)
-    yield from _soft_delete_problems(records, path)
-    yield from _range(records, path, "logs_days", 1, 3650)
-    yield from _range(records, path, "notes_days", 1, 3650)
-
-
 def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
-    form = "3 to 63 lower case letters, digits, dashes, underscores, not Google's name, without `gs://`"
-    yield from _form(bucket, path, "bucket", _BUCKET, form)
-    yield from _form(bucket, path, "existing", _ANY_BUCKET, form.replace(", not Google's name", ""))
-    yield from _soft_delete_problems(bucket, path)
     if bucket.existing is not None:
         for key in ("bucket", "delete_after_days"):
             if getattr(bucket, key):
@@ -248,24 +185,11 @@ def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
             elif member not in AUDIENCES:
                 allowed = f"one of {', '.join(AUDIENCES)}, or an IAM principal"
                 yield wrong(where, member, allowed, suggest(member, AUDIENCES))
-        yield from _repeated(members, join(path, key))
     for member in sorted({*bucket.readers} & {*bucket.writers}):
         yield Problem(path=join(path, "readers"), message=f"has `{member}`, a writer", hint="writers read, too")
 
 
-def _soft_delete_problems(bucket: RecordsSettings | BucketSettings, path: str) -> Iterator[Problem]:
-    if bucket.soft_delete_days != 0 and not 7 <= bucket.soft_delete_days <= 90:
-        yield wrong(join(path, "soft_delete_days"), bucket.soft_delete_days, "0, or 7 to 90")
-
-
 def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
-    yield from _form(
-        registry, path, "repository", _REPOSITORY_NAME, "lower case letters, digits and dashes, 63 at most"
-    )
-    yield from _range(registry, path, "keep_days", 1, 3650)
-    yield from _range(registry, path, "keep_newest", 1, 1000)
-    yield from _choice(registry, path, "pull_through", sorted(catalog.PULL_THROUGH_HOSTS))
-    yield from _repeated(registry.regions, join(path, "regions"))
     for region, repository in registry.existing.items():
         where = join(path, f"existing.{region}")
         found = REPOSITORY.fullmatch(repository)
@@ -289,9 +213,6 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
                 f"one of {', '.join(each.value for each in READERS_OF)}",
                 hint="a cluster reads what its head's `environment` names",
             )
-    yield from _repeated(secret.readers, join(path, "readers"))
-    yield from _repeated(secret.regions, join(path, "regions"))
-    yield from _form(secret, path, "existing", _SECRET, "`projects/P/secrets/N`, without a version")
     if secret.attempts is not None and Role.WORKER not in secret.readers:
         yield Problem(
             path=join(path, "attempts"),
@@ -309,17 +230,14 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
 def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     allowed = "`HOST/PROJECT/REPOSITORY/NAME@sha256:` and 64 hex digits"
     hint = "`runtime image push` prints the digest; write 64 zeros until there is one"
-    yield from _form(head, path, "image", IMAGE, allowed, hint)
+    yield from Form(IMAGE, allowed, hint).problems(head.image, join(path, "image"))
     yield from _machine_problems(head.machine_type, join(path, "machine_type"))
-    yield from _range(head, path, "disk_gb", 50, 65_536)
-    yield from _range(head, path, "idle_minutes", 1, 1440)
     yield from _boot_image_problems(head.boot_image, join(path, "boot_image"))
     yield from _name_problems(head.pools, join(path, "pools"))
-    yield from _repeated(head.environment, join(path, "environment"))
-    yield from _range(head, path, "snapshot_days", 0, 65_535)
     is_known = head.machine_type.partition("-")[0] in catalog.SERIES
     disks = catalog.find_series(head.machine_type).boot_disks if is_known else catalog.BOOT_DISKS
-    yield from _choice(head, path, "disk_type", disks)
+    if head.disk_type is not None:
+        yield from Choice(disks).problems(head.disk_type, join(path, "disk_type"))
     yield from find_machine_problems(head, path)
     yield from _head_size_problems(head, path)
 
@@ -368,8 +286,6 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
 def _pool(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
     yield from _accelerator_problems(pool, path)
     yield from _software_problems(pool, join(path, "runtime_version"))
-    yield from _range(pool, path, "min", 0, MAX_NODES)
-    yield from _range(pool, path, "max", 0, MAX_NODES)
     host = catalog.find_tpu_host(pool.accelerator)
     if pool.cpus is not None and not 1 <= pool.cpus <= (host.vcpus if host else LARGEST):
         most = f" to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`" if host else " or more"
@@ -445,7 +361,6 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
         members: tuple[str, ...] = getattr(access, key)
         for index, member in enumerate(members):
             yield from _member_problems(member, f"{join(path, key)}[{index}]", programs_only=key == "workers")
-        yield from _repeated(members, join(path, key))
     for member in sorted({*access.operators} & {*access.researchers}):
         where = f"{join(path, 'researchers')}[{access.researchers.index(member)}]"
         yield Problem(path=where, message=f"is `{member}`, which `operators` has too", hint="operators have its rights")
@@ -489,23 +404,11 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
         if part not in DEPLOYED_PARTS:
             where = f"{join(path, 'deploys')}[{index}]"
             yield wrong(where, part, f"one of {', '.join(DEPLOYED_PARTS)}", suggest(part, DEPLOYED_PARTS))
-    yield from _repeated(ci.deploys, join(path, "deploys"))
-    yield from _form(ci, path, "state_bucket", _BUCKET, "a bucket's name, without `gs://`")
-    key = "a key, `projects/P/locations/L/keyRings/R/cryptoKeys/K`"
-    yield from _form(ci, path, "state_key", KEY, key)
-    yield from _form(ci, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
 
 
 def _issuer(issuer: IssuerSettings, path: str) -> Iterator[Problem]:
-    yield from _form(issuer, path, "issuer", _ISSUER, "`https://HOST/PATH`, the `iss` of the tokens, without a query")
-    yield from _form(issuer, path, "audience", _AUDIENCE, "letters, digits and `-._:/`, 256 at most")
     if not issuer.subjects:
         yield Problem(path=join(path, "subjects"), message="is empty: nobody could sign in", hint="name one")
-    for index, subject in enumerate(issuer.subjects):
-        if not _SUBJECT.fullmatch(subject):
-            where = f"{join(path, 'subjects')}[{index}]"
-            yield wrong(where, subject, "the `sub` of a token, 127 letters, digits and `-._:/@|` at most; no pattern")
-    yield from _repeated(issuer.subjects, join(path, "subjects"))
 
 
 def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:
@@ -515,48 +418,22 @@ def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Probl
             yield wrong(join(path, key), getattr(repository, key), f"a positive number, at most {LARGEST:,}", hint)
     meant = f"refs/heads/{repository.ref}"
     nearest = f"did you mean `{meant}`?" if _REF.fullmatch(meant) and not repository.ref.startswith("refs/") else None
-    yield from _form(repository, path, "ref", _REF, "`refs/heads/BRANCH`", nearest)
-    yield from _form(repository, path, "environment", _ENVIRONMENT, "the name of a protected environment")
+    yield from Form(_REF, "`refs/heads/BRANCH`", nearest).problems(repository.ref, join(path, "ref"))
 
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
     if not alerts.emails and not alerts.channels:
         hint = "write at least one address or one of `channels`, or leave `alerts` out"
         yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody", hint=hint)
-    for index, channel in enumerate(alerts.channels):
-        if not _CHANNEL.fullmatch(channel):
-            hint = "`gcloud beta monitoring channels list` prints the names"
-            yield wrong(f"{join(path, 'channels')}[{index}]", channel, "`projects/P/notificationChannels/ID`", hint)
-    yield from _repeated(alerts.channels, join(path, "channels"))
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
             yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
-    yield from _range(alerts, path, "oldest_task_days", 1, 30)
-
-
-def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
-    yield from _form(budget, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
-    if not 0 < budget.monthly <= LARGEST:
-        yield wrong(join(path, "monthly"), budget.monthly, f"a positive number, at most {LARGEST:,}")
-    yield from _form(budget, path, "currency", re.compile("[A-Z]{3}"), "three capital letters, such as `USD`")
-
-
-def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
-    forms = {
-        "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
-        "boot_image_projects": (_PROJECT, "a project's id"),
-    }
-    for key, (form, allowed) in forms.items():
-        for index, value in enumerate(getattr(overrides, key)):
-            if not form.fullmatch(value):
-                yield wrong(f"{join(path, key)}[{index}]", value, allowed)
 
 
 _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     StackSettings: _stack,
     NetworkSettings: _network,
     QueueSettings: _queue,
-    RecordsSettings: _records,
     BucketSettings: _bucket,
     RegistrySettings: _registry,
     SecretSettings: _secret,
@@ -571,8 +448,6 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     CiSettings: _ci,
     RepositorySettings: _repository_ids,
     AlertSettings: _alerts,
-    BudgetSettings: _budget,
-    Overrides: _overrides,
 }
 
 

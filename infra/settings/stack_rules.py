@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,21 +13,18 @@ from typing import Final
 from infra.gcp import catalog
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
+from infra.settings.forms import NETWORK, REPOSITORY, SUBNET, parse_range
 from infra.settings.key_rules import find_key_problems
-from infra.settings.model import AccessSettings, HeadSettings, StackSettings
+from infra.settings.model import DAY_S, AccessSettings, HeadSettings, StackSettings
 from infra.settings.problems import wrong
 from infra.settings.rules import (
     ACCELERATOR,
     BOOT_IMAGE,
-    DAY_S,
     GOOGLES_ADDRESSES,
     IMAGE,
-    NETWORK,
     READERS_OF,
     REGION,
-    REPOSITORY,
     SMALLEST_SUBNET,
-    SUBNET,
     count_machines,
 )
 from runtime.schema import Problem, suggest
@@ -164,11 +160,8 @@ def _subnet(settings: StackSettings) -> Iterator[Problem]:
         yield wrong("network.subnet", network.subnet, "a self-link with the project's id, not its number", fix)
     elif found and named and found["project"] != named["project"]:
         yield wrong("network.network", network.network, f"a network of the subnet's project, `{found['project']}`")
-    try:
-        cidr = ipaddress.ip_network(network.cidr)
-    except ValueError:
-        return
-    if cidr.prefixlen > SMALLEST_SUBNET:
+    cidr = parse_range(network.cidr)
+    if cidr is None or cidr.prefixlen > SMALLEST_SUBNET:
         return
     room = cidr.num_addresses - GOOGLES_ADDRESSES
     needed = count_machines(settings)

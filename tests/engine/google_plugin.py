@@ -239,7 +239,7 @@ class GooglePlugin(Plugin):
     # the provider
 
     def check_provider(self, inputs: Values) -> list[Failure]:
-        from infra.check.validate import find_input_problems
+        from tests.infra.provider_types import find_input_problems
 
         problems = find_input_problems("pulumi:providers:gcp", _known(inputs))
         failures = [Failure(each.path, each.message) for each in problems]
@@ -270,7 +270,7 @@ class GooglePlugin(Plugin):
     def _find_failures(self, wanted: Resource) -> list[Failure]:
         if wanted.type not in KINDS:
             return [Failure("", f"{wanted.type} is not known to the plug-in of the tests; add it to its KINDS")]
-        from infra.check.validate import find_input_problems
+        from tests.infra.provider_types import find_input_problems
 
         failures = [Failure(each.path, each.message) for each in find_input_problems(wanted.type, wanted.inputs)]
         failures += [Failure(path, why) for path, why in find_refused(wanted.type, wanted.inputs)]

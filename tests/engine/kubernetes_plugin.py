@@ -22,8 +22,8 @@ from kubernetes import config, dynamic
 from kubernetes.client.exceptions import ApiException
 
 from infra.check.recording import UNKNOWN, SecretValue, UnknownValue
-from infra.check.validate import find_input_problems
 from tests.engine.plugin import Failure, Found, Plugin, Refused, Resource, Values, hide_again, reveal, serve, split_path
+from tests.infra.provider_types import find_input_problems
 
 KUBECONFIG_VARIABLE: Final = "FAKE_KUBERNETES_CONFIG"
 MANAGER: Final = "pulumi-kubernetes"

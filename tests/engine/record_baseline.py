@@ -16,6 +16,7 @@ from typing import Any
 
 import runtime
 from tests.engine.harness import Lab
+from tests.engine.test_pipeline import bootstrap
 
 FOLDER = Path(__file__).parent / "baselines"
 LEFT_OUT = ("sourcePosition", "stackTrace", "created", "modified", "propertyDependencies")
@@ -34,6 +35,8 @@ def main(stack: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder) / "lab", str(Path(engine).parent))
         lab.init(stack)
+        if lab.setting(stack, "deployer") is not None:
+            bootstrap(lab)
         lab.up(stack)
         exported = portable(lab.export(stack))
     FOLDER.mkdir(exist_ok=True)

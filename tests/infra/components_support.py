@@ -9,11 +9,11 @@ import pulumi
 import pulumi_gcp
 
 from infra.check.recording import Recording, Registration, record
-from infra.check.validate import find_input_problems
 from infra.components.apis import Apis, ApisArgs
 from infra.components.shared import StackSite
 from infra.gcp.outputs import compute
 from infra.naming import Names, labels
+from tests.infra.provider_types import find_input_problems
 
 PROJECT = "lab-1234"
 REGION = "us-west4"

@@ -9,7 +9,6 @@ import pulumi
 import pytest
 
 from infra.check.recording import Recording, Registration, record
-from infra.check.validate import find_input_problems
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import (
@@ -53,6 +52,7 @@ from tests.infra.components_support import (
     run,
     sample_site,
 )
+from tests.infra.provider_types import find_input_problems
 
 APIS = "runtime:google:Apis"
 NETWORK = "runtime:network:Network"

@@ -12,7 +12,6 @@ import pytest
 
 from infra import naming
 from infra.check.recording import UNKNOWN, Recording, Registration
-from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
@@ -33,6 +32,7 @@ from infra.render.cluster import RayCluster, SecretReference
 from infra.settings.model import HeadSettings, TpuPoolSettings
 from infra.settings.read import InvalidSettings
 from tests.infra.components_support import NODE_ROLES, PROJECT, SERVICES, make_apis, run, sample_site
+from tests.infra.provider_types import find_input_problems
 
 CUSTOM_ROLE = "gcp:projects/iAMCustomRole:IAMCustomRole"
 IMAGE = f"us-west4-docker.pkg.dev/{PROJECT}/marin/cluster@sha256:" + "a" * 64

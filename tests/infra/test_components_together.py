@@ -13,7 +13,6 @@ import pytest
 
 from infra.check.check import find_collisions, report_on
 from infra.check.recording import Recording, record
-from infra.check.validate import find_input_problems
 from infra.components.alerts import Alerts, AlertsArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.identity import Identity, IdentityArgs
@@ -45,6 +44,7 @@ from infra.settings.model import (
 from infra.settings.read import InvalidSettings
 from runtime.outputs import RecordsOutput, parse_outputs
 from tests.infra.components_support import depends_on, find_grants, run, sample_site
+from tests.infra.provider_types import find_input_problems
 
 ROOT = Path(__file__).parents[2]
 

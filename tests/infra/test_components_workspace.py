@@ -11,13 +11,13 @@ import pulumi_kubernetes
 import pytest
 
 from infra.check.recording import Recording, Registration, record
-from infra.check.validate import find_input_problems
 from infra.components.workspace import Workspace, WorkspaceArgs, pod_defaults
 from infra.export import export
 from infra.program import build
 from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings, StackSettings
 from infra.settings.read import InvalidSettings, find_problems
 from runtime.errors import InvalidValue
+from tests.infra.provider_types import find_input_problems
 
 LABELS = {"managed-by": "research-runtime", "stack": "lab"}
 QUOTA = {"pods": "50"}

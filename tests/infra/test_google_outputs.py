@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from infra.check.recording import UNKNOWN, Recording
-from infra.check.validate import find_args_class
 from infra.gcp.outputs import PATTERNS, compute
 from tests.fakes.google import methods_of
+from tests.infra.provider_types import find_args_class
 
 LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
 

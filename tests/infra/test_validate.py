@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import UNKNOWN, Recording, SecretValue
-from infra.check.validate import fields_of, find_args_class, find_input_problems
 from runtime.schema import Problem
+from tests.infra.provider_types import fields_of, find_args_class, find_input_problems
 
 TOPIC = "gcp:pubsub/topic:Topic"
 SUBSCRIPTION = "gcp:pubsub/subscription:Subscription"
