@@ -473,17 +473,12 @@ def find_collisions(reports: Sequence[Report]) -> list[CheckFinding]:
 
 def _missing_rights(reports: Sequence[Report]) -> Iterator[CheckFinding]:
     """Find what the pipeline of a stack may not make there."""
-    pipelines = [each for each in reports if each.settings is not None and each.settings.ci is not None]
-    for report in reports:
-        settings, recording = report.settings, report.recording
-        if settings is None or settings.deployer is None or recording is None:
-            continue
-        for pipeline in pipelines:
-            if pipeline.recording is None or not makes_account(pipeline.recording, settings.deployer):
-                continue
-            deploys = pipeline.settings.ci.deploys if pipeline.settings and pipeline.settings.ci else ()
-            for where, message, hint in find_missing_rights(recording, settings, pipeline.recording, deploys):
-                yield CheckFinding("stacks", "deployer", f"{report.stack}: {where}", message, hint)
+    whole = [(each.stack, each.settings, each.recording) for each in reports if each.settings and each.recording]
+    for stack, settings, recording in whole:
+        for _, other, pipeline in whole:
+            if other.ci is not None and settings.deployer and makes_account(pipeline, settings.deployer):
+                for where, message, hint in find_missing_rights(recording, settings, pipeline, other.ci.deploys):
+                    yield CheckFinding("stacks", "deployer", f"{stack}: {where}", message, hint)
 
 
 def _places(reports: Sequence[Report]) -> list[StackSubnet]:

@@ -7,7 +7,6 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -124,9 +123,7 @@ def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     elif report.recording is not None:
         say(render_report(report))
     if args.render is not None:
-        for name, text in report.rendered.items():
-            _make((args.render / name).parent)
-            _write(args.render / name, text)
+        _write(report.rendered, args.render)
         sys.stderr.write(f"wrote {len(report.rendered)} files into {args.render}\n")
     _stop_if_wrong([report])
     return 0
@@ -141,23 +138,15 @@ def _find_rendered(report: Report, name: str) -> str:
     return report.rendered[ends[0]]
 
 
-def _make(folder: Path) -> None:
-    with _written(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _write(file: Path, text: str) -> None:
-    with _written(file):
-        file.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _written(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
-        raise RequestRefused(f"cannot write `{place}`: {reason}", hint="name another place") from problem
+def _write(files: Mapping[str, str], folder: Path) -> None:
+    for name, text in files.items():
+        file = folder / name
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as problem:
+            reason = (problem.strerror or str(problem)).lower()
+            raise RequestRefused(f"cannot write `{file}`: {reason}", hint="name another place") from problem
 
 
 def _print_json(reports: Sequence[Report], **more: Any) -> None:

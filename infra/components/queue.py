@@ -97,6 +97,11 @@ class Queue(Part):
             project=args.site.project,
             labels=args.site.labels,
             kms_key_name=self._kms_key,
+            message_storage_policy=pubsub.TopicMessageStoragePolicyArgs(
+                allowed_persistence_regions=list(args.settings.regions)
+            )
+            if args.settings.regions
+            else None,
             deletion_policy="DELETE",
             opts=self._kept("pubsub", needs=self._key_grants("pubsub")),
         )

@@ -58,10 +58,6 @@ BOOT_LABELS: Final = "bootDisk.initializeParams.labels"
 is protected would then let no change of the stack through.
 https://github.com/hashicorp/terraform-provider-google/issues/17044"""
 
-OWN_ADDRESS: Final = "networkInterfaces[0].networkIp"
-"""Another address would be another machine, so a head from before the reservation keeps its own until it is made again.
-https://github.com/GoogleCloudPlatform/magic-modules/pull/11395"""
-
 SNAPSHOT_LABELS: Final = "snapshotSchedulePolicy.snapshotProperties.labels"
 """Set once: other labels would be another schedule, and Google removes no snapshots of one that is gone.
 https://github.com/hashicorp/terraform-provider-google/issues/19394"""
@@ -383,7 +379,7 @@ class RayHead(Part):
                 "iap",
                 "oslogin",
                 needs=[*needed, *self._key_grants("compute")],
-                ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS, OWN_ADDRESS],
+                ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS],
             ),
         )
 

@@ -71,6 +71,9 @@ class QueueSettings:
     min_backoff_s: Annotated[int, Between(0, 600)] = 10
     max_backoff_s: Annotated[int, Between(0, 600)] = 600
     exactly_once: bool = True
+    """Among workers that reach Pub/Sub in the same region; across regions a task may come twice, and is recorded once."""
+    regions: tuple[str, ...] = ()
+    """Regions that may store its tasks; any by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

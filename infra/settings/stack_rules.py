@@ -61,21 +61,19 @@ def _regions(settings: StackSettings) -> Iterator[Problem]:
 
 
 def _buckets(settings: StackSettings) -> Iterator[Problem]:
-    parts = {
-        "workers": "queues",
-        "clusters": "heads",
-        "operators": "access.operators",
-        "researchers": "access.researchers",
-    }
-    there = {"workers": settings.queues, "clusters": settings.heads} | {
-        key: getattr(settings.access, key) for key in ("operators", "researchers")
+    access = settings.access
+    there = {
+        "workers": ("queues", settings.queues),
+        "clusters": ("heads", settings.heads),
+        "operators": ("access.operators", access.operators),
+        "researchers": ("access.researchers", access.researchers),
     }
     for name, bucket in settings.buckets.items():
         for key in ("readers", "writers"):
             for index, member in enumerate(getattr(bucket, key)):
-                if member in parts and not there[member]:
+                if member in there and not there[member][1]:
                     where = f"buckets.{name}.{key}[{index}]"
-                    yield Problem(path=where, message=f"is `{member}`, and `{parts[member]}` is not set")
+                    yield Problem(path=where, message=f"is `{member}`, and `{there[member][0]}` is not set")
     if "records" in settings.buckets and settings.records is not None:
         yield Problem(path="buckets.records", message="has the name of the task records' bucket", hint="choose another")
 
@@ -316,11 +314,11 @@ _RULES: Final = (
 
 def list_regions(settings: StackSettings) -> Iterator[tuple[str, str]]:
     """Yield the path and the region of each setting that names one, besides the stack's own."""
+    for part in ("queues", "registries", "secrets"):
+        for name, its in getattr(settings, part).items():
+            yield from ((f"{part}.{name}.regions[{index}]", each) for index, each in enumerate(its.regions))
     for name, registry in settings.registries.items():
-        yield from ((f"registries.{name}.regions[{index}]", each) for index, each in enumerate(registry.regions))
         yield from ((f"registries.{name}.existing.{each}", each) for each in registry.existing)
-    for name, secret in settings.secrets.items():
-        yield from ((f"secrets.{name}.regions[{index}]", each) for index, each in enumerate(secret.regions))
 
 
 def made_repository_urls(settings: StackSettings, registry: str) -> set[str]:

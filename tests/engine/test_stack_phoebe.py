@@ -271,3 +271,40 @@ def test_context_that_is_not_there_stops_before_anything_is_made(phoebe: Lab, ad
     assert refused.code != 0
     assert "the kubeconfig has no context `elsewhere`; it has phoebe" in refused.text
     assert not namespace_exists(admin, space)
+
+
+def test_jobs_on_gke_act_as_the_account_of_workers(
+    lab: Lab, kubernetes: Kubernetes, admin: Access, space: str, tmp_path: Path
+) -> None:
+    lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "gke"))
+    lab.init("dev")
+    inside = {"quota": {"pods": "20"}, "workload_identity": True}
+    cluster = {
+        "context": "gke",
+        "cluster_identifier": "gke",
+        "server": "https://gke.example.com",
+        "namespaces": {space: inside},
+    }
+    lab.set("dev", "kubernetes", {"gke": cluster})
+    lab.up("dev", *PACK)
+
+    account = client.CoreV1Api(admin.api).read_namespaced_service_account("runtime-job", space)
+    assert (
+        account.metadata.annotations["iam.gke.io/gcp-service-account"]
+        == "dev-worker@my-lab-dev.iam.gserviceaccount.com"
+    )
+    opened = client.NetworkingV1Api(admin.api).read_namespaced_network_policy("runtime-workers", space).spec.egress
+    metadata = {
+        (to.ip_block.cidr, port.port) for rule in opened for to in rule.to or () if to.ip_block for port in rule.ports
+    }
+    assert metadata == {("169.254.169.252/32", 987), ("169.254.169.252/32", 988), ("169.254.169.254/32", 80)}
+    grants = [
+        each["inputs"]
+        for each in lab.cloud.world().resources.values()
+        if each["type"].endswith("serviceaccount/iAMMember:IAMMember")
+    ]
+    assert [(each["member"], each["role"]) for each in grants] == [
+        (f"serviceAccount:my-lab-dev.svc.id.goog[{space}/runtime-job]", "roles/iam.workloadIdentityUser")
+    ]
+    lab.expect_no_changes("dev", *PACK)
+    kubernetes.delete_namespace(space)

@@ -198,3 +198,10 @@ def test_queue_twice_in_a_program_clashes_nowhere() -> None:
     assert len(recording.of_type(TOPIC)) == 4
     names = [each.inputs["name"] for each in recording.of_type(TOPIC)]
     assert sorted(names) == ["marin-default", "marin-default-dead", "marin-urgent", "marin-urgent-dead"]
+
+
+def test_queue_whose_tasks_stay_in_its_regions_says_so_to_google() -> None:
+    recording = record_queue(settings=QueueSettings(regions=("us-west4",)))
+
+    policies = [each.inputs["messageStoragePolicy"] for each in recording.of_type(TOPIC)]
+    assert policies == [{"allowedPersistenceRegions": ["us-west4"]}] * 2

@@ -15,7 +15,6 @@ from infra.check.recording import UNKNOWN, Recording, Registration
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
-    OWN_ADDRESS,
     RAY_WRITES,
     REAPER_PERMISSIONS,
     SNAPSHOT_LABELS,
@@ -158,7 +157,7 @@ def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:
         "allowStoppingForUpdate": True,
     }
     assert (machine.protect, machine.delete_before_replace) == (True, True)
-    assert machine.ignore_changes == (*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS, OWN_ADDRESS)
+    assert machine.ignore_changes == (*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS)
 
 
 def test_head_metadata_has_the_boot_script_and_the_rendered_file_under_keys_of_their_own() -> None:

@@ -560,6 +560,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "the name of a secret",
     ),
     ("kubernetes/lab/workload_pool", "my-lab", "kubernetes.lab.workload_pool", "`PROJECT.svc.id.goog`"),
+    ("queues/default/regions", ["us-west4-a"], "queues.default.regions[0]", "a region such as `us-west4`"),
     # network and alerts
     ("network/nat_addresses", 17, "network.nat_addresses", "allowed are 0 to 16"),
     ("network/ssh_cidrs", ["0.0.0.0/0"], "network.ssh_cidrs[0]", "a private IPv4 range"),
@@ -1004,7 +1005,7 @@ def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> 
         (QueueSettings(ack_deadline_s=5), ["queues.a.ack_deadline_s"]),
         (QueueSettings(ack_deadline_s="60"), ["queues.a.ack_deadline_s"]),  # type: ignore[arg-type]
         (NetworkSettings(cidr="10.0.0.0/30"), ["queues.a.cidr"]),
-        (RecordsSettings(soft_delete_days=1, logs_days=0), ["queues.a.logs_days", "queues.a.soft_delete_days"]),
+        (RecordsSettings(soft_delete_days=1, logs_days=0), ["queues.a.soft_delete_days", "queues.a.logs_days"]),
         (AlertSettings(emails=("x",)), ["queues.a.emails[0]"]),
         (AlertSettings(emails="ops@example.com"), ["queues.a.emails"]),  # type: ignore[arg-type]
         (

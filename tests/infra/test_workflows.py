@@ -105,8 +105,15 @@ def _faults_of_job(job: str, body: dict[str, Any]) -> Iterator[str]:
         yield f"job {job} has no time limit"
     text = yaml.safe_dump(body)
     if "RUNTIME_REQUIRE_ENGINE" in text:
-        needed = ("engine: 'true'", "scripts/services", "scripts/kubernetes install", "scripts/kubernetes build")
-        yield from (f"job {job} requires the engine's tests and lacks {each}" for each in needed if each not in text)
+        needed = (
+            "engine: 'true'|scripts/engine build",
+            "scripts/services",
+            "scripts/kubernetes install",
+            "scripts/kubernetes build",
+        )
+        yield from (
+            f"job {job} requires the engine's tests and lacks {each}" for each in needed if not re.search(each, text)
+        )
     if "secrets." in text:
         yield f"job {job} uses a stored secret"
     for step in body["steps"]:
