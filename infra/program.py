@@ -315,8 +315,7 @@ class _GoogleParts:
     ) -> dict[str, RayHead]:
         if not self.settings.heads:
             return {}
-        assert network is not None  # `parse_settings` requires it, and the zone
-        assert self.settings.zone is not None
+        assert network is not None  # `parse_settings` requires it, and a zone of each head
         kept = self.settings.records
         # By name and not by the bucket, whose grants wait for the accounts of the heads.
         records = None if kept is None else f"gs://{name_bucket(kept, self.site.names)}"
@@ -329,7 +328,7 @@ class _GoogleParts:
                 f"{name}-head",
                 RayHeadArgs(
                     site=self.site,
-                    zone=self.settings.zone,
+                    zone=head.zone or self.settings.zone or "",
                     head=name,
                     settings=head,
                     network=network.network,

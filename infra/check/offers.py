@@ -29,7 +29,7 @@ def find_offer_notes(settings: StackSettings) -> Iterator[str]:
     for name, head in settings.heads.items():
         yield from _head_notes(name, head)
         for pool_name, pool in head.pools.items():
-            yield from _pool_notes(f"{name}.{pool_name}", pool, settings.zone or "")
+            yield from _pool_notes(f"{name}.{pool_name}", pool, head.zone or settings.zone or "")
 
 
 def _head_notes(name: str, head: HeadSettings) -> Iterator[str]:

@@ -56,12 +56,11 @@ def preflight(settings: StackSettings, api: GoogleApi | None) -> Iterator[Prefli
 def _run_checks(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:
     looks: list[tuple[str, Look]] = [
         ("apis", lambda: _apis(settings, api)),
-        ("zones", lambda: check_zone(settings, api)),
         ("quotas", lambda: check_quotas(settings, api)),
         ("quota service accounts", lambda: check_accounts(settings, api)),
-        *list_head_looks(settings, api),
-        *list_pool_looks(settings, api),
     ]
+    for each in settings.by_zone():
+        looks += [("zones", partial(check_zone, each, api)), *list_head_looks(each, api), *list_pool_looks(each, api)]
     looks += [
         (f"uses {wanted.what}", partial(look_for, wanted, settings.region if settings.heads else None, api))
         for wanted in find_referred(settings)

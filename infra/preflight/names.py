@@ -51,9 +51,9 @@ def list_wanted(settings: StackSettings) -> Iterator[PlannedName]:
     if settings.network is not None and settings.network.subnet is None:
         name = names.network()
         yield PlannedName("network", name, "compute", f"compute/v1/{project}/global/networks/{name}")
-    for head in settings.heads:
-        name = names.head(head)
-        path = f"compute/v1/{project}/zones/{settings.zone}/instances/{name}"
+    for key, head in settings.heads.items():
+        name = names.head(key)
+        path = f"compute/v1/{project}/zones/{head.zone or settings.zone}/instances/{name}"
         yield PlannedName("machine", name, "compute", path)
 
 

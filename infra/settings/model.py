@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -203,6 +203,8 @@ class HeadSettings(MachineSettings):
     """Days that a daily snapshot of the disk is kept; 0: none is taken."""
     boot_image: str = catalog.BOOT_IMAGE
     """A version, never a family: a family would replace the head on its own day."""
+    zone: str | None = None
+    """Of the head and its nodes, since Ray looks for its head where it makes its nodes; the stack's by default."""
     pools: Mapping[str, TpuPoolSettings] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     """Names of `secrets` that become variables of every process of the cluster."""
@@ -369,6 +371,18 @@ class StackSettings:
         subnet = self.network.subnet if self.network is not None else None
         owner = subnet.partition("projects/")[2].partition("/")[0] if subnet is not None else None
         return owner if owner != self.project else None
+
+    def by_zone(self) -> list[StackSettings]:
+        """Return the settings once for each zone that heads are in, with these heads alone."""
+        zones = dict.fromkeys(head.zone or self.zone for head in self.heads.values())
+        return [
+            replace(
+                self,
+                zone=zone,
+                heads={key: each for key, each in self.heads.items() if (each.zone or self.zone) == zone},
+            )
+            for zone in zones
+        ]
 
     @property
     def bucket_locations(self) -> Mapping[str, str | None]:

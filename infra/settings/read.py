@@ -165,14 +165,6 @@ def _find_open_door(config: Mapping[str, Any]) -> list[Problem]:
 
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _ENCRYPTED: Final = "is encrypted, and no setting is a secret"
-_WHY_NOT: Final = {
-    ("heads", "zone"): "head and nodes share the stack's `zone`: Ray looks for its head where it makes its nodes",
-    (
-        "heads",
-        "reservation",
-    ): "`capacity: reserved` takes any reservation of the project; version 2 of the TPU API has no field for a name",
-}
-"""Part and key → the reason why there is no such key, where people look for one."""
 
 
 class StackFileReader(schema.Reader):
@@ -228,8 +220,7 @@ class StackFileReader(schema.Reader):
                 self.report(join(path, key), _ENCRYPTED, "see `secrets`")
             elif key not in known:
                 nearest = suggest(key, known)
-                hint = _WHY_NOT.get((path.partition(".")[0], key)) or (f"{nearest} ({allowed})" if nearest else allowed)
-                self.report(join(path, key), "is no key here", hint)
+                self.report(join(path, key), "is no key here", f"{nearest} ({allowed})" if nearest else allowed)
 
     def report_missing(self, kind: Any, name: str, path: str) -> None:
         bare = without_none(kind)

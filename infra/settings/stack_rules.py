@@ -43,11 +43,12 @@ def _place(settings: StackSettings) -> Iterator[Problem]:
                 yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
     if settings.region is not None:
         yield from _region_problems(settings.region, "region")
-    if settings.zone is not None:
-        if settings.region is None or not re.fullmatch(rf"{re.escape(settings.region)}-[a-z0-9]+", settings.zone):
+    zones = {"zone": settings.zone} | {f"heads.{name}.zone": head.zone for name, head in settings.heads.items()}
+    for path, zone in zones.items():
+        if zone is not None and not re.fullmatch(rf"{re.escape(settings.region or '?')}-[a-z0-9]+", zone):
             allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
-            yield wrong("zone", settings.zone, allowed)
-    elif settings.heads:
+            yield wrong(path, zone, allowed)
+    if any((head.zone or settings.zone) is None for head in settings.heads.values()):
         yield Problem(path="zone", message="is not set, and `heads` need it", hint=_zone_hint(settings))
 
 

@@ -345,3 +345,15 @@ def test_own_program_takes_a_queue_and_a_bucket_and_nothing_else(monkeypatch: py
             assert each.provider is not None
             assert find_input_problems(each.type, each.inputs) == []
             assert not each.protect
+
+
+def test_heads_in_two_zones_are_each_made_with_their_nodes_in_their_own() -> None:
+    main = sample_settings().heads["main"]
+    recording = record_stack(sample_settings(heads={"main": main, "second": replace(main, zone="us-west4-b")}))
+
+    assert {each.name: each.inputs["zone"] for each in recording.of_type("gcp:compute/instance:Instance")} == {
+        "main-head-vm": "us-west4-a",
+        "second-head-vm": "us-west4-b",
+    }
+    clusters = recording.outputs["contract"]["clusters"]
+    assert {name: each["zone"] for name, each in clusters.items()} == {"main": "us-west4-a", "second": "us-west4-b"}
