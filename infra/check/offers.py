@@ -26,6 +26,9 @@ def find_offer_notes(settings: StackSettings) -> Iterator[str]:
     for path, region in (*own.items(), *list_regions(settings)):
         if region is not None and region not in catalog.REGIONS | catalog.BUCKET_LOCATIONS.keys():
             yield f"`{path}` is {region}, which is not {_known('regions')}{_nearest(region, catalog.REGIONS)}"
+    for name, secret in settings.secrets.items() if settings.heads else ():
+        if secret.regions and settings.region not in secret.regions:
+            yield f"secret `{name}` is not kept in {settings.region}: machines start only while {', '.join(secret.regions)} answers"
     for name, head in settings.heads.items():
         yield from _head_notes(name, head)
         for pool_name, pool in head.pools.items():

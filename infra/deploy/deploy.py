@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from infra.cli import InfraParser, say
 from infra.deploy.plan import StackJob
@@ -45,15 +45,7 @@ class CommandFailed(Exception):
     """A command failed, or was not begun because the pipeline was asked to stop."""
 
 
-class Commands(Protocol):
-    def run(self, *command: str) -> None:
-        """Raises `CommandFailed`."""
-
-    def read(self, *command: str) -> Any:
-        """Return the JSON that the command prints. Raises `CommandFailed`."""
-
-
-def deploy(jobs: Sequence[StackJob], commands: Commands, commit: str) -> None:
+def deploy(jobs: Sequence[StackJob], commands: Shell, commit: str) -> None:
     """Bring the stacks up and push their images. Raises `DeploymentFailed` once all had their turn."""
     failed: dict[str, str] = {}
     missing: set[str] = set()
@@ -77,13 +69,13 @@ def deploy(jobs: Sequence[StackJob], commands: Commands, commit: str) -> None:
         raise DeploymentFailed(failed)
 
 
-def _publish(stack: str, commands: Commands, commit: str) -> None:
+def _publish(stack: str, commands: Shell, commit: str) -> None:
     # Without a record bucket there is no place to publish the contract in.
     if commands.read("pulumi", "stack", "output", "contract", "--json", "--stack", stack).get("published_url"):
         commands.run(*RUNTIME, "stack", "publish", "--stack", stack, "--commit", commit, "--yes")
 
 
-def _push_images(stack: str, commands: Commands) -> None:
+def _push_images(stack: str, commands: Shell) -> None:
     registries = commands.read(*RUNTIME, "stack", "show", stack, "-o", "json")["registries"]
     hosts = {place["url"].partition("/")[0] for registry in registries.values() for place in registry.values()}
     commands.run("gcloud", "--quiet", "auth", "configure-docker", ",".join(sorted(hosts)))
@@ -111,9 +103,11 @@ class Shell:
         return self._stopping
 
     def run(self, *command: str) -> None:
+        """Raises `CommandFailed`, as `read` does."""
         self._run(command, None)
 
     def read(self, *command: str) -> Any:
+        """Return the JSON that the command prints."""
         return json.loads(self._run(command, subprocess.PIPE))
 
     def _run(self, command: Sequence[str], output: int | None) -> str:

@@ -196,7 +196,7 @@ def test_numbers_that_are_none_are_refused(
 # deploying
 
 
-class FakeCommands:
+class FakeCommands(Shell):
     """Notes each command, and fails those that contain one of `failing`."""
 
     def __init__(self, *failing: str, bucket: bool = True) -> None:
