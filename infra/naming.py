@@ -99,7 +99,7 @@ class Names:
 
     def head(self, head: str) -> str:
         """`ray-CLUSTER-head-<8 hex digits>-compute`: Ray reads the kind of a node from the last part of its name."""
-        digits = _digest("/".join((self.project or "", self.stack, head)))
+        digits = digest("/".join((self.project or "", self.stack, head)))
         return f"ray-{self.cluster(head)}-head-{digits}-compute"
 
     def _project(self) -> str:
@@ -138,8 +138,9 @@ def _fit(*parts: str, least: int = 1, limit: int) -> str:
 
 def _hashed(readable: str, whole: str, limit: int) -> str:
     beginning = readable[: limit - _HASH_LENGTH - 1].rstrip("-")
-    return f"{beginning}-{_digest(whole)}"
+    return f"{beginning}-{digest(whole)}"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the digits that tell names apart which would be one."""
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]

@@ -251,10 +251,8 @@ class _GoogleParts:
     def _ci(self) -> CiIdentity | None:
         if self.settings.ci is None:
             return None
-        grantable = list(MACHINE_ROLES.values())
-        if "heads" in self.settings.ci.deploys:
-            self._node_roles()
-            grantable += project_node_roles(self.site.project).values()
+        self._node_roles()
+        grantable = [*MACHINE_ROLES.values(), *project_node_roles(self.site.project).values()]
         args = CiIdentityArgs(site=self.site, settings=self.settings.ci, grantable=grantable, apis=self.apis)
         return CiIdentity("ci", args, self.opts)
 

@@ -36,7 +36,6 @@ from infra.check.workflows import find_workflow_problems
 from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month
-from infra.naming import Names
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -370,10 +369,7 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
 
 def _unreadable_buckets(settings: StackSettings) -> Iterator[str]:
     """Find buckets that a variable of a cluster names and the stack's accounts may not read."""
-    names = Names(stack=settings.stack, project=settings.project)
-    known = {each.existing or each.bucket or names.bucket(name) for name, each in settings.buckets.items()}
-    if settings.records is not None:
-        known.add(settings.records.bucket or names.bucket("records"))
+    known = set(settings.bucket_names.values())
     machines: Mapping[str, MachineSettings] = {
         **{f"heads.{name}": head for name, head in settings.heads.items()},
         **{
@@ -468,7 +464,24 @@ def find_collisions(reports: Sequence[Report]) -> list[CheckFinding]:
     ]
     ranges = find_range_problems(_places(reports))
     apart = (CheckFinding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)
-    return [*twins, *apart, *_missing_rights(reports)]
+    return [*twins, *apart, *_trusted_buckets(reports), *_missing_rights(reports)]
+
+
+def _trusted_buckets(reports: Sequence[Report]) -> Iterator[CheckFinding]:
+    """Find buckets for data that hold what commands and pipelines trust: task records, and Pulumi's state."""
+    whole = [(each.stack, each.settings) for each in reports if each.settings]
+    records = {each.bucket_names["records"]: stack for stack, each in whole if each.records is not None}
+    states = {each.ci.state_bucket: stack for stack, each in whole if each.ci is not None}
+    hint = "choose a bucket of its own"
+    for stack, settings in whole:
+        for path, bucket in settings.bucket_names.items():
+            where = f"{stack}: {path}"
+            if bucket in states:
+                message = f"is `{bucket}`, which holds Pulumi's state, by `ci.state_bucket` of {states[bucket]}"
+                yield CheckFinding("stacks", "trusted-bucket", where, message, hint)
+            elif path != "records" and bucket in records and settings.buckets[path.partition(".")[2]].writers:
+                message = f"is `{bucket}` with `writers`, which holds the task records of {records[bucket]}"
+                yield CheckFinding("stacks", "trusted-bucket", where, message, hint)
 
 
 def _missing_rights(reports: Sequence[Report]) -> Iterator[CheckFinding]:
@@ -477,7 +490,7 @@ def _missing_rights(reports: Sequence[Report]) -> Iterator[CheckFinding]:
     for stack, settings, recording in whole:
         for _, other, pipeline in whole:
             if other.ci is not None and settings.deployer and makes_account(pipeline, settings.deployer):
-                for where, message, hint in find_missing_rights(recording, settings, pipeline, other.ci.deploys):
+                for where, message, hint in find_missing_rights(recording, settings, pipeline, other.ci):
                     yield CheckFinding("stacks", "deployer", f"{stack}: {where}", message, hint)
 
 

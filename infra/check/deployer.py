@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from infra.check.recording import Recording, Registration, is_grant
@@ -21,7 +21,7 @@ from infra.policy.base import (
     get,
     items_of,
 )
-from infra.settings.model import StackSettings
+from infra.settings.model import CiSettings, StackSettings
 from infra.settings.rules import DEPLOYED_PARTS
 
 NEEDED: Final = {
@@ -41,13 +41,17 @@ def makes_account(recording: Recording, email: str) -> bool:
 
 
 def find_missing_rights(
-    stack: Recording, settings: StackSettings, pipeline: Recording, deploys: Sequence[str]
+    stack: Recording, settings: StackSettings, pipeline: Recording, ci: CiSettings
 ) -> Iterator[tuple[str, str, str]]:
     """Yield where, what and the way out, for what the deployer that `pipeline` makes may not do in `stack`."""
     who = f"`{settings.deployer}`"
     for part in DEPLOYED_PARTS:
-        if getattr(settings, part) and part not in deploys:
+        if getattr(settings, part) and part not in ci.deploys:
             yield part, f"is set, and {who} may not deploy it", "add it to `ci.deploys` of the pipeline's stack"
+    budget = settings.alerts.budget if settings.alerts is not None else None
+    if budget is not None and budget.billing_account != ci.billing_account:
+        message = f"is in `{budget.billing_account}`, where {who} may make none"
+        yield "alerts.budget", message, "set `ci.billing_account` of the pipeline's stack to it"
     member = f"serviceAccount:{settings.deployer}"
     own = [
         each

@@ -12,6 +12,7 @@ from pulumi_gcp import projects, serviceaccount
 
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite, as_member, shown_title
+from infra.naming import digest
 from infra.settings.model import AccessSettings, Role
 from infra.settings.read import ensure_valid
 
@@ -107,8 +108,10 @@ class Identity(Part):
 
 def member_label(member: str) -> str:
     """A stable label for a person or group: a new member of a list moves no other's grant, and a member who moves to
-    another list keeps the grants that both have."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", member.replace("@", "-at-"))
+    another list keeps the grants that both have. Two members never have one label."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", member.replace("@", "-at-"))
+    is_plain = re.fullmatch("[A-Za-z]+:[A-Za-z0-9.-]+(?:@[A-Za-z0-9.-]+)?", member) and "-at-" not in member
+    return readable if is_plain else f"{readable}-{digest(member)}"
 
 
 def find_people_grants(access: AccessSettings, *, has_heads: bool) -> Iterator[ProjectGrant]:

@@ -34,7 +34,9 @@ class StackBounds:
     subjects: frozenset[str] | None = None
     """Subjects of cluster roles, such as `Group:lab`; None: every one that Kubernetes does not reserve."""
     repositories: frozenset[tuple[int, int]] | None = None
-    """Ids of the repositories and their owners that may federate; None: any."""
+    """Ids of the repositories and their owners that may federate: none without a pipeline; None: any."""
+    buckets: frozenset[str] | None = None
+    """Names of the buckets for data; None: any."""
     issuers: frozenset[str] | None = None
     """Issuers whose tokens sign in, besides that of pipelines; None: any."""
     keys: frozenset[str] | None = None

@@ -145,6 +145,9 @@ ROLES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Type of grant → role → what its holder does with it."""
 
+DEPLOYER_ROLES: Final = ("roles/artifactregistry.writer", "roles/storage.objectUser")
+"""What a stack grants to the pipeline that deploys it: to push images, and to write the contract."""
+
 _READ: Final = ("get", "getIamPolicy", "list")
 _MANAGE: Final = ("create", *_READ, "setIamPolicy", "update")
 
@@ -284,25 +287,46 @@ def find_foreign_members(graph: Graph, bounds: StackBounds) -> Iterator[Finding]
         ):
             hint = "name people under `access`, and make an account for a machine"
             yield each, f"grants to `{member}`, which is not of this stack", hint
+        elif member and member == bounds.deployer and each.inputs.get("role") not in DEPLOYER_ROLES:
+            yield each, f"grants `{each.inputs.get('role')}` to the pipeline", "its own stack says what it may do"
+
+
+def find_stray_pipelines(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
+    """Pipelines are in the stack whose file has `ci`, and what they get goes to accounts that this stack makes."""
+    for each in graph.made("gcp"):
+        if _component(graph, each) != PIPELINE:
+            continue
+        member = each.inputs.get("member")
+        if bounds.repositories == frozenset():
+            yield each, "is part of a pipeline, and the stack file has no `ci`", "put it into the stack that has"
+        elif isinstance(member, str) and not (is_own_account(graph, member) or _FEDERATED.fullmatch(member)):
+            yield each, f"grants to `{member}`, which is no account of the pipeline", "name people under `access`"
 
 
 def find_open_contract(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """Whoever writes records cannot write the contract, which commands trust with secrets and images."""
+    """Whoever writes records cannot write the contract, which commands trust with secrets and images.
+
+    A bucket for data holds none, and has to be named in the stack file.
+    """
     kept = {each.inputs.get("name") for each in graph.of_type(BUCKET) if _component(graph, each) != DATA}
     for each in graph.of_type(BUCKET_GRANT):
         bucket = each.inputs.get("bucket")
         writes = each.inputs.get("role") != "roles/storage.objectViewer" and _component(graph, each) != PIPELINE
-        if _component(graph, each) == DATA and isinstance(bucket, str) and bucket not in kept:
+        named = str(bucket).removeprefix("b/")
+        is_data = named not in kept and (bounds.buckets is None or named in bounds.buckets)
+        if _component(graph, each) == DATA and isinstance(bucket, str) and is_data:
             continue
         expression = get(each.inputs.get("condition"), "expression")
         if not writes or isinstance(expression, UnknownValue):
             continue
         found = _CONTRACT.fullmatch(str(expression))
         # A resource that the program no longer has shows its state, `b/BUCKET`.
-        if found is None or not (isinstance(bucket, UnknownValue) or str(bucket).removeprefix("b/") == found["bucket"]):
+        if found is None or not (isinstance(bucket, UnknownValue) or named == found["bucket"]):
             yield each, "lets its member write the contract with the records", "exclude `contract/` by a condition"
         elif not found["keeps"] and not str(each.inputs.get("member")).startswith(("serviceAccount:", repr(UNKNOWN))):
             yield each, "lets people or any pipeline write the contract", "grant it to the deployer's account"
+        elif found["keeps"] and each.inputs.get("member") == bounds.deployer:
+            yield each, "lets the deployer write more than the contract", "limit it to `contract/`"
 
 
 def find_wide_custom_roles(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
@@ -344,7 +368,7 @@ def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding
         elif not all(each and (each["deploys"] or mapping["attribute.role"] != "'deploy'") for each in found):
             hint = "pin the ids of repository and owner; to deploy, branch and environment too"
             yield each, "accepts tokens under another condition than `deploy_condition` and `preview_condition`", hint
-        elif bounds.repositories and not bounds.repositories.issuperset(
+        elif bounds.repositories is not None and not bounds.repositories.issuperset(
             (int(each["repository"]), int(each["owner"])) for each in found if each
         ):
             yield each, "accepts tokens of a repository that the stack file does not name", "put its ids under `ci`"

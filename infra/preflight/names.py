@@ -11,7 +11,7 @@ from typing import Any
 from infra.naming import MAKER, MANAGED_BY, NODE_ROLES, STACK_LABEL, Names, labels
 from infra.preflight.findings import PreflightFinding, fail, guard_all, ok, warn
 from infra.render.firewalls import list_openings
-from infra.settings.model import BucketSettings, RecordsSettings, StackSettings
+from infra.settings.model import StackSettings
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 
 
@@ -59,12 +59,8 @@ def list_wanted(settings: StackSettings) -> Iterator[PlannedName]:
 
 def made_buckets(settings: StackSettings) -> list[str]:
     """Return the names of the buckets that the stack makes."""
-    names = Names(stack=settings.stack, project=settings.project)
-    parts: dict[str, RecordsSettings | BucketSettings] = {**settings.buckets}
-    if settings.records is not None:
-        parts["records"] = settings.records
-    made = {key: each for key, each in parts.items() if getattr(each, "existing", None) is None}
-    return [each.bucket or names.bucket(key) for key, each in made.items()]
+    others = {each.existing for each in settings.buckets.values()}
+    return [name for name in settings.bucket_names.values() if name not in others]
 
 
 def _wanted_identities(settings: StackSettings, names: Names) -> Iterator[PlannedName]:

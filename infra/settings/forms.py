@@ -129,7 +129,7 @@ CHANNEL: Final = _form(
     "`gcloud beta monitoring channels list` prints the names",
 )
 CURRENCY: Final = _form("[A-Z]{3}", "three capital letters, such as `USD`")
-ENVIRONMENT: Final = _form("[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}", "the name of a protected environment")
+ENVIRONMENT: Final = _form("[A-Za-z0-9][A-Za-z0-9 ./_-]{0,254}", "the name of a protected environment")
 IMAGE_SOURCE: Final = _form(rf"{IMAGE_HOST}{IMAGE_PATH}+", "`HOST/PATH`, such as `ghcr.io/lab`")
 ISSUER: Final = _form(
     r"https://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
@@ -150,7 +150,8 @@ SHM_SIZE: Final = _form(r"[1-9][0-9]{0,5}[mg]", "a size such as `8g` or `512m`")
 STATE_KEY: Final = Form(KEY, "a key, `projects/P/locations/L/keyRings/R/cryptoKeys/K`")
 STORAGE_CLASS: Final = _form(rf"(?:{DNS_NAME.pattern})?", "lower case letters, digits, dashes and dots")
 SUBJECT: Final = _form(
-    r"[A-Za-z0-9._:/@|-]{1,127}", "the `sub` of a token, 127 letters, digits and `-._:/@|` at most; no pattern"
+    r"[A-Za-z0-9._:/@|+=,-]{1,127}",
+    "the `sub` of a token, 127 letters, digits and `-._:/@|+=,` at most; no pattern",
 )
 SUBNET_LINK: Final = Form(SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
 WITHOUT_SPACES: Final = _form(r"(?:[!-~]|\w){1,253}", "a name without spaces and control characters, 253 at most")

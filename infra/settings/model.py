@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from infra.gcp import catalog
-from infra.naming import JOB_ACCOUNT
+from infra.naming import JOB_ACCOUNT, Names
 from infra.settings import forms
 from infra.settings.forms import Between, Choice, Cidr
 
@@ -391,6 +391,16 @@ class StackSettings:
         return found | {f"buckets.{name}": each.location for name, each in self.buckets.items()}
 
     @property
+    def bucket_names(self) -> Mapping[str, str]:
+        """Path of a bucket in the stack file → its name in Google."""
+        names = Names(stack=self.stack, project=self.project)
+        found = {} if self.records is None else {"records": self.records.bucket or names.bucket("records")}
+        data = {
+            f"buckets.{key}": each.existing or each.bucket or names.bucket(key) for key, each in self.buckets.items()
+        }
+        return found | data
+
+    @property
     def grants_key(self) -> bool:
         """Whether the stack makes the grants on its key, which is then in its own project."""
         return self.kms_key is not None and self.kms_key.startswith(f"projects/{self.project}/")
@@ -418,9 +428,10 @@ class StackSettings:
         """Label → member that the jobs of a namespace with workload identity are.
         https://cloud.google.com/kubernetes-engine/docs/how-to/workload-identity"""
         return {
-            f"{name}-{namespace}": f"serviceAccount:{cluster.workload_pool or f'{self.project}.svc.id.goog'}"
-            f"[{namespace}/{JOB_ACCOUNT}]"
-            for name, cluster in self.kubernetes.items()
+            # Clusters of one pool share the identities of namespaces with one name.
+            f"{pool.removesuffix('.svc.id.goog')}.{namespace}": f"serviceAccount:{pool}[{namespace}/{JOB_ACCOUNT}]"
+            for cluster in self.kubernetes.values()
+            for pool in (cluster.workload_pool or f"{self.project}.svc.id.goog",)
             for namespace, its in cluster.namespaces.items()
             if its.workload_identity
         }

@@ -7,6 +7,7 @@ rules about the parts together.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -79,11 +80,17 @@ PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 """Domains in which everybody can have an account."""
 _DOMAIN: Final = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
 PERSON: Final = re.compile(rf"(?:group|user):{_EMAIL.pattern}|domain:(?P<domain>{_DOMAIN})")
-MEMBER: Final = re.compile(
-    rf"{PERSON.pattern}|serviceAccount:{_EMAIL.pattern}\.gserviceaccount\.com"
-    r"|principal(?:Set)?://iam\.googleapis\.com/(?:projects/[0-9]+/)?locations/global/work(?:load|force)IdentityPools/[!-~]+"
+_POOL: Final = (
+    r"iam\.googleapis\.com/"
+    r"(?:projects/[0-9]+/locations/global/workloadIdentityPools|locations/global/workforcePools)/[a-z0-9.-]+"
 )
-"""An IAM principal. https://cloud.google.com/iam/docs/principals-overview"""
+MEMBER: Final = re.compile(
+    rf"{PERSON.pattern}|serviceAccount:[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+\.gserviceaccount\.com"
+    r"|serviceAccount:[a-z0-9.:-]+\.svc\.id\.goog\[[a-z0-9-]+/[a-z0-9.-]+\]"
+    rf"|principal://{_POOL}/subject/[!-~]+"
+    rf"|principalSet://{_POOL}/(?:group|namespace|attribute\.[a-z0-9_]+|kubernetes\.[a-z.]+)/[!-~]+"
+)
+"""An IAM principal, and no whole pool. https://cloud.google.com/iam/docs/principal-identifiers"""
 DEPLOYED_PARTS: Final = (*CiSettings(repositories={}).deploys, "kms_key")
 """Keys of what a pipeline can deploy."""
 AUDIENCES: Final = ("workers", "clusters", "operators", "researchers")
@@ -381,7 +388,9 @@ def _member_problems(member: str, where: str, *, programs_only: bool = False) ->
         yield wrong(where, member, "an account of a program as such", f"write `serviceAccount:{rest}`")
     elif not MEMBER.fullmatch(member):
         hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
-        forms = ("serviceAccount:EMAIL", "principal://…", "principalSet://…")
+        if member.startswith("principalSet://") and member.endswith("/*"):
+            hint = "that is every identity of the pool: name a `/group/…` or `/attribute.NAME/VALUE` of it"
+        forms = ("serviceAccount:EMAIL", "principal://…/subject/…", "principalSet://…/group/…")
         people = () if programs_only else ("group:EMAIL", "user:EMAIL", "domain:DOMAIN")
         yield wrong(where, member, ", ".join(f"`{each}`" for each in (*people, *forms)), hint)
     elif programs_only and kind in ("group", "user", "domain"):
@@ -409,6 +418,22 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
 def _issuer(issuer: IssuerSettings, path: str) -> Iterator[Problem]:
     if not issuer.subjects:
         yield Problem(path=join(path, "subjects"), message="is empty: nobody could sign in", hint="name one")
+    if issuer.jwks is not None:
+        yield from _jwks_problems(issuer.jwks, join(path, "jwks"))
+
+
+def _jwks_problems(text: str, where: str) -> Iterator[Problem]:
+    hint = "`kubectl get --raw /openid/v1/jwks` prints those of a cluster"
+    try:
+        keys = json.loads(text)["keys"]
+        private = any({"d", "k"} & key.keys() for key in keys)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield Problem(path=where, message='is no JSON Web Key Set, `{"keys": [{…}]}`', hint=hint)
+        return
+    if private:
+        yield Problem(path=where, message="has a private key, which nobody but the issuer needs", hint=hint)
+    elif not keys:
+        yield Problem(path=where, message="has no key: no token could be verified", hint=hint)
 
 
 def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:

@@ -75,8 +75,15 @@ def _buckets(settings: StackSettings) -> Iterator[Problem]:
                 if member in there and not there[member][1]:
                     where = f"buckets.{name}.{key}[{index}]"
                     yield Problem(path=where, message=f"is `{member}`, and `{there[member][0]}` is not set")
-    if "records" in settings.buckets and settings.records is not None:
-        yield Problem(path="buckets.records", message="has the name of the task records' bucket", hint="choose another")
+    if settings.project is None:
+        return
+    records = settings.bucket_names.get("records")
+    for path, taken in settings.bucket_names.items():
+        if path != "records" and taken == records:
+            yield Problem(path=path, message="has the name of the task records' bucket", hint="choose another")
+        elif taken.endswith("-pulumi-state"):
+            # So does `scripts/bootstrap` name it.
+            yield wrong(path, taken, "a bucket that does not hold Pulumi's state")
 
 
 def _heads(settings: StackSettings) -> Iterator[Problem]:
@@ -251,18 +258,44 @@ def _pipeline(settings: StackSettings) -> Iterator[Problem]:
                     message="is set beside `ci`, and a pipeline that deploys this stack could change its own rights",
                     hint="put `ci` into a stack of its own, which a person brings up",
                 )
-    if settings.deployer is not None and settings.federation:
-        yield Problem(
-            path="federation",
-            message="is set beside `deployer`, and a pipeline may not decide who signs in",
-            hint="put it into the stack with `ci`, and what it prints as `members` under `access.workers` here",
-        )
-    if settings.deployer is not None and settings.access.project_grants:
-        yield Problem(
-            path="access.project_grants",
-            message="is `true`, and the pipeline that deploys this stack may not make people's grants on the project",
-            hint="leave it out; the stack with `ci` makes them, with the same people under `access`",
-        )
+    if settings.deployer is None:
+        return
+    access = settings.access
+    for path, is_set, why, hint in (
+        (
+            "federation",
+            settings.federation,
+            "may not decide who signs in",
+            f"put it into the stack with `ci`; {_SIGNED_IN}",
+        ),
+        (
+            "access.project_grants",
+            access.project_grants,
+            "may not make people's grants on the project",
+            "leave it out; the stack with `ci` makes them, with the same people under `access`",
+        ),
+        ("kubernetes", settings.kubernetes, "has no login to a cluster", "put it into a stack that a person brings up"),
+        ("impersonate", settings.impersonate, "acts as its own account", "leave it out"),
+    ):
+        if is_set:
+            yield Problem(path=path, message=f"is set, and the pipeline that deploys this stack {why}", hint=hint)
+    lists = {
+        "access.operators": access.operators,
+        "access.researchers": access.researchers,
+        "access.workers": access.workers,
+    }
+    for name, bucket in settings.buckets.items():
+        lists |= {f"buckets.{name}.readers": bucket.readers, f"buckets.{name}.writers": bucket.writers}
+    for path, members in lists.items():
+        if (member := f"serviceAccount:{settings.deployer}") in members:
+            hint = "leave it out; the stack with `ci` says what it may do"
+            yield Problem(path=path, message=f"has `{member}`, the stack's `deployer`", hint=hint)
+
+
+_SIGNED_IN: Final = (
+    "here, `access.workers` takes"
+    " `principal://iam.googleapis.com/projects/NUMBER/locations/global/workloadIdentityPools/POOL/subject/SUBJECT`"
+)
 
 
 def _workload_identity(settings: StackSettings) -> Iterator[Problem]:

@@ -665,18 +665,17 @@ def test_check_of_a_subnet_of_the_own_project_or_without_heads_leaves_nothing_to
 
 
 def test_check_of_a_subnet_of_another_project_names_the_accounts_that_run_up(project: Project) -> None:
-    deployer = "run-up@hai-gcp-models.iam.gserviceaccount.com"
-    project.copy("marin-us-central2", lambda config: config.update(network=_central(), impersonate=deployer))
+    person = "run-up@hai-gcp-models.iam.gserviceaccount.com"
+    pipeline = "marin-pipeline-deployer@hai-gcp-models.iam.gserviceaccount.com"
+    project.copy("marin-us-central2", lambda config: config.update(network=_central()))
+    by_a_person = {"network": _central(), "deployer": None, "impersonate": person}
+    project.copy("marin-us-central2", lambda config: config.update(by_a_person), to="alone")
 
-    report = check_stack("marin-us-central2", folder=project.folder)
-    assert report.findings == ()
-    left = report.left_to_host
-
-    members = [re.search(r"--member (\S+) --role roles/compute.networkUser", each) for each in left]
-    assert [found[1] for found in members if found] == [
-        f"serviceAccount:{deployer}",
-        "serviceAccount:marin-pipeline-deployer@hai-gcp-models.iam.gserviceaccount.com",
-    ]
+    for stack, runs_up in (("marin-us-central2", pipeline), ("alone", person)):
+        report = check_stack(stack, folder=project.folder)
+        assert report.findings == ()
+        found = re.findall(r"--member (\S+) --role roles/compute.networkUser", "\n".join(report.left_to_host))
+        assert found == [f"serviceAccount:{runs_up}"]
 
 
 def _central() -> dict[str, str]:

@@ -14,6 +14,7 @@ from tests.infra.conftest import Project
 API = "https://www.googleapis.com/compute/v1/"
 SUBNET = "projects/lab-host/regions/us-west4/subnetworks"
 NETWORK = "projects/lab-host/global/networks/lab"
+EAST = "hai-gcp-models-east-records"
 OTHER_LAB: dict[str, Any] = {
     "buckets": {},
     "project": "another-lab-1",
@@ -105,6 +106,46 @@ def test_notes_on_ranges_do_not_fail_check(project: Project, capsys: pytest.Capt
     code = main(["check", "--all", "--folder", str(project.folder)])
     out = capsys.readouterr().out
     assert (code, "note: a and b have the overlapping ranges 10.64.0.0/20 and 10.64.0.0/20" in out) == (0, True)
+
+
+# buckets that others trust
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "says"),
+    [
+        ({"buckets": {"d": {"existing": "lab-state", "readers": ["clusters"]}}}, "west: buckets.d", "Pulumi's state"),
+        ({"buckets": {"d": {"bucket": "lab-state", "writers": ["clusters"]}}}, "west: buckets.d", "Pulumi's state"),
+        ({"records": {"bucket": "lab-state"}}, "west: records", "Pulumi's state"),
+        (
+            {"buckets": {"d": {"existing": EAST, "writers": ["clusters"]}}},
+            "west: buckets.d",
+            "the task records of east",
+        ),
+        ({"buckets": {"d": {"existing": EAST, "readers": ["clusters"]}}}, None, ""),
+    ],
+)
+def test_bucket_for_data_is_neither_the_state_nor_another_stacks_records(
+    project: Project, change: dict[str, Any], where: str | None, says: str
+) -> None:
+    project.copy("marin-pipeline", lambda config: config["ci"].update(state_bucket="lab-state"))
+    for stack in ("east", "west"):
+        parts = {"registries": {}, "secrets": {}, "buckets": {}, **(change if stack == "west" else {})}
+        project.copy(
+            "marin-us-west4",
+            lambda config, parts=parts: (
+                config.update(parts)
+                or config["heads"]["main"].update(environment=[], image="rayproject/ray@sha256:" + "0" * 64)
+            ),
+            to=stack,
+        )
+
+    reports = [check_stack(each, folder=project.folder) for each in ("marin-pipeline", "east", "west")]
+
+    assert [each.findings for each in reports] == [()] * 3
+    found = [(each.where, each.message) for each in find_collisions(reports) if each.rule == "trusted-bucket"]
+    assert [name for name, _ in found] == ([where] if where else [])
+    assert all(says in message for _, message in found)
 
 
 # records in another place

@@ -125,6 +125,7 @@ def test_component_with_a_wrong_value_names_it_and_registers_nothing(name: str) 
 
 
 DEPLOYER = "lab-pipeline-deployer@lab-1234.iam.gserviceaccount.com"
+BILLING = "000000-AAAAAA-111111"
 OPS, LAB = "group:ops@example.org", "group:lab@example.org"
 
 
@@ -150,7 +151,7 @@ def sample_settings(**changes: object) -> StackSettings:
         "access": AccessSettings(operators=(OPS,), researchers=(LAB,)),
         "deployer": DEPLOYER,
         "alerts": AlertSettings(
-            emails=("ops@example.org",), budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1000)
+            emails=("ops@example.org",), budget=BudgetSettings(billing_account=BILLING, monthly=1000)
         ),
     }
     return StackSettings(**(own | changes))  # type: ignore[arg-type]
@@ -203,7 +204,7 @@ def pipeline_settings(**ci: object) -> StackSettings:
         project="lab-1234",
         region="us-west4",
         access=AccessSettings(operators=(OPS,), researchers=(LAB,)),
-        ci=CiSettings(repositories=repositories, **ci),  # type: ignore[arg-type]
+        ci=CiSettings(repositories=repositories, **({"billing_account": BILLING} | ci)),  # type: ignore[arg-type]
     )
 
 
@@ -217,6 +218,12 @@ def find_missing(settings: StackSettings, **ci: object) -> list[tuple[str, str]]
 
 def test_whole_stack_lies_within_the_rights_of_its_deployer() -> None:
     assert find_missing(sample_settings()) == []
+
+
+def test_budget_is_in_the_account_in_which_the_deployer_makes_budgets() -> None:
+    message = f"is in `{BILLING}`, where `{DEPLOYER}` may make none"
+    for account in (None, "000000-BBBBBB-222222"):
+        assert find_missing(sample_settings(), billing_account=account) == [("marin-us-west4: alerts.budget", message)]
 
 
 def test_part_that_the_deployer_may_not_deploy_is_named() -> None:

@@ -66,6 +66,8 @@ PIPELINE: dict[str, Any] = {
 }
 
 
+OTHERS = "iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/hpc"
+PIPELINES = "pipeline@my-lab.iam.gserviceaccount.com"
 WRITTEN = {"writers": ["workers"]}
 REPOSITORY = "ci/repositories/lab^runtime"
 
@@ -575,6 +577,20 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "federation.hpc.subjects[0]",
         "no pattern",
     ),
+    *(
+        (
+            "federation",
+            {"hpc": {"issuer": "https://x.org", "subjects": ["a"], "jwks": keys}},
+            "federation.hpc.jwks",
+            says,
+        )
+        for keys, says in (
+            ("https://x.org/keys", "is no JSON Web Key Set"),
+            ('{"keys": "a"}', "is no JSON Web Key Set"),
+            ('{"keys": []}', "has no key"),
+            ('{"keys": [{"kty": "RSA", "n": "1", "e": "AQAB", "d": "2"}]}', "has a private key"),
+        )
+    ),
     ("heads/main/setup", "if true; then\n  echo\n", "heads.main.setup", "syntax error"),
     # buckets
     ("buckets", {"data": {}}, "buckets.data", "neither `readers` nor `writers`"),
@@ -588,6 +604,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("buckets", {"data": WRITTEN | {"soft_delete_days": 3}}, "buckets.data.soft_delete_days", "0, or 7 to 90"),
     ("buckets", {"data": WRITTEN | {"delete_after_days": {"": 1}}}, "buckets.data.delete_after_days.", "ends in `/`"),
     ("buckets", {"records": WRITTEN}, "buckets.records", "the task records' bucket"),
+    ("buckets", {"d": WRITTEN | {"existing": "my-lab-west-records"}}, "buckets.d", "the task records' bucket"),
+    ("buckets", {"d": WRITTEN | {"existing": "my-lab-pulumi-state"}}, "buckets.d", "does not hold Pulumi's state"),
+    ("records/bucket", "my-lab-pulumi-state", "records", "does not hold Pulumi's state"),
     # people, pipelines, alerts
     ("access/operators", ["ops@example.com"], "access.operators[0]", "did you mean `group:ops@example.com`?"),
     ("access/operators", ["allUsers"], "access.operators[0]", "which is everybody"),
@@ -645,7 +664,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("access/researchers", ["domain:Example.com"], "access.researchers[0]", "write `domain:example.com`"),
     ("access/operators", ["user:w@my-lab.iam.gserviceaccount.com"], "access.operators[0]", "write `serviceAccount:w@"),
     ("access/workers", ["group:lab@example.com"], "access.workers[0]", "is no program"),
-    ("access/workers", ["principal://x"], "access.workers[0]", "`principalSet://…`"),
+    ("access/workers", ["principal://x"], "access.workers[0]", "`principalSet://…/group/…`"),
+    ("access/workers", [f"principalSet://{OTHERS}/*"], "access.workers[0]", "every identity of the pool"),
+    ("access/workers", [f"principal://{OTHERS}/*"], "access.workers[0]", "`principal://…/subject/…`"),
     ("access/researchers", ["group:ops@example.com"], "access.researchers[0]", "which `operators` has too"),
     *(
         ("access/operators", [f"group:{local}@example.com"], "access.operators[0]", "`group:EMAIL`")
@@ -656,6 +677,43 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("overrides/images", ["ghcr.io"], "overrides.images[0]", "`HOST/PATH`"),
     ("overrides/boot_image_projects", ["*"], "overrides.boot_image_projects[0]", "a project's id"),
 ]
+
+
+MEMBERS = [
+    "serviceAccount:123456789012-compute@developer.gserviceaccount.com",
+    "serviceAccount:my-lab@appspot.gserviceaccount.com",
+    "serviceAccount:my-lab.svc.id.goog[train/runtime-job]",
+    f"principal://{OTHERS}/subject/system:serviceaccount:train:default",
+    f"principalSet://{OTHERS}/attribute.repository_owner/lab",
+    "principalSet://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/my-lab.svc.id.goog/namespace/train",
+    "principal://iam.googleapis.com/locations/global/workforcePools/lab/subject/ada@example.com",
+    "principalSet://iam.googleapis.com/locations/global/workforcePools/lab/group/operators",
+]
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_every_principal_of_google_is_taken(member: str) -> None:
+    for path in ("access/operators", "access/workers"):
+        parsed = parse_settings("west", changed(path, [member]))
+        assert member in (*parsed.access.operators, *parsed.access.workers)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"impersonate": "run-up@my-lab.iam.gserviceaccount.com"}, "impersonate"),
+        ({"federation": {"hpc": {"issuer": "https://x.org", "subjects": ["a"]}}}, "federation"),
+        ({"kubernetes": GOOD["kubernetes"]}, "kubernetes"),
+        ({"access": {"operators": ["group:ops@example.com"], "project_grants": True}}, "access.project_grants"),
+        ({"access": {"workers": [f"serviceAccount:{PIPELINES}"]}}, "access.workers"),
+        ({"buckets": {"data": {"writers": [f"serviceAccount:{PIPELINES}"]}}}, "buckets.data.writers"),
+    ],
+)
+def test_stack_of_a_pipeline_leaves_its_rights_to_people(change: dict[str, Any], path: str) -> None:
+    values = {key: value for key, value in GOOD.items() if key != "kubernetes"} | {"deployer": PIPELINES}
+
+    assert parse_settings("west", values).deployer == PIPELINES
+    assert [problem.path for problem in problems_of(values | change)] == [path]
 
 
 @pytest.mark.parametrize(("change", "value", "path", "says"), WRONG, ids=[f"{p}={v!r}"[:60] for p, v, _, _ in WRONG])
@@ -683,6 +741,7 @@ SEVERAL = {
     "secrets/other",
     "zone",
     "ci",
+    "deployer",
     f"{REPOSITORY}/repository_id",
 }
 
@@ -980,7 +1039,7 @@ def test_encrypted_setting_is_refused_and_its_value_not_told() -> None:
     assert "hunter2" not in invalid.value.render()
 
 
-def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
+def test_parsed_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
     from infra.settings.read import read_settings
 
     good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}

@@ -10,9 +10,10 @@ import pulumi_kubernetes as kubernetes
 import pytest
 
 from infra.policy.base import StackBounds
+from infra.policy.grants import DATA
 from infra.policy.rules import apply_rules
 from tests.infra.test_policy_pack import Pack, as_asked, pack  # noqa: F401
-from tests.infra.test_policy_rules import LABELS, Lab, Program, run
+from tests.infra.test_policy_rules import LABELS, Component, Lab, Program, run
 
 BOUNDS = StackBounds(
     project="my-lab",
@@ -20,6 +21,8 @@ BOUNDS = StackBounds(
     cidrs=frozenset({"10.64.0.0/20"}),
     subjects=frozenset({"Group:lab", "ServiceAccount:train/runner"}),
     repositories=frozenset({(11, 22)}),
+    buckets=frozenset({"lake"}),
+    deployer="serviceAccount:pipeline@my-lab.iam.gserviceaccount.com",
 )
 STRANGER = "user:stranger@example.org"
 RBAC = "rbac.authorization.k8s.io"
@@ -90,6 +93,17 @@ def bucket_grant(member: pulumi.Input[str], role: str = "roles/storage.objectVie
     def program(lab: Lab) -> None:
         arguments: dict[str, Any] = {"bucket": "b"} | others
         gcp.storage.BucketIAMMember("lab-grant", role=role, member=member, **arguments, opts=lab.opts())
+
+    return program
+
+
+def data_grant(bucket: str) -> Program:
+    """Let people write a bucket of others, as `buckets` in the stack file does."""
+
+    def program(lab: Lab) -> None:
+        opts = pulumi.ResourceOptions(parent=Component("lab-data", DATA, lab.opts()))
+        role, member = "roles/storage.objectUser", "group:lab@example.com"
+        gcp.storage.BucketIAMMember("lab-grant", bucket=bucket, role=role, member=member, opts=opts)
 
     return program
 
@@ -417,6 +431,12 @@ BAD: dict[str, tuple[str, Program]] = {
             "group:lab@example.com", "roles/storage.objectUser", condition={"title": "t", "expression": "true"}
         ),
     ),
+    "contract-in-a-bucket-of-others": ("closed-contract", data_grant("other-stacks-records")),
+    "records-written-by-the-deployer": (
+        "closed-contract",
+        bucket_grant(str(BOUNDS.deployer), "roles/storage.objectUser", condition=contract("!", "b")),
+    ),
+    "records-read-by-the-deployer": ("allowed-members", bucket_grant(str(BOUNDS.deployer))),
     "contract-closed-in-another-bucket": (
         "closed-contract",
         bucket_grant("group:lab@example.com", "roles/storage.objectUser", condition=contract("!", "other")),

@@ -306,6 +306,8 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         members=frozenset(),
         cidrs=frozenset(),
         subjects=frozenset(),
+        repositories=frozenset(),
+        buckets=frozenset(),
         issuers=frozenset(),
         keys=frozenset(),
         image_projects=BOOT_IMAGE_PROJECTS | {"my-lab-dev"},

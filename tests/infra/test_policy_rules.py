@@ -271,6 +271,14 @@ def own_custom_role(lab: Lab) -> None:
     lab.project_grant(lab.custom_role("tpu.nodes.list").name)
 
 
+def pipeline_grant(lab: Lab, member: str | None = None) -> None:
+    """Grant within the component of the project's pipeline, by default to the account that it makes."""
+    opts = pulumi.ResourceOptions(parent=Component("lab-ci", PIPELINE, lab.opts()))
+    made = gcp.serviceaccount.Account("lab-deployer", account_id="lab-deployer", project="my-lab", opts=opts)
+    given = made.email.apply(lambda email: f"serviceAccount:{email}") if member is None else member
+    gcp.projects.IAMMember("lab-g", project="my-lab", role="roles/iam.serviceAccountAdmin", member=given, opts=opts)
+
+
 def secret_input(lab: Lab) -> None:
     gcp.pubsub.Topic("lab-t", name="t", labels=LABELS | {"x": pulumi.Output.secret("y")}, opts=lab.opts())
 
@@ -398,6 +406,7 @@ KEPT: list[tuple[str, Program]] = [
     ("allowed-members", group_grant),
     ("closed-contract", group_grant),
     ("pinned-federation", federation),
+    ("pipeline-apart", pipeline_grant),
     ("narrow-cluster-roles", cluster_role),
     ("project-grants", own_custom_role),
     ("narrow-custom-roles", own_custom_role),
@@ -432,6 +441,11 @@ KEPT: list[tuple[str, Program]] = [
 
 BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
     ("allowed-types", key, [("lab-key", "is a `gcp:serviceaccount/key:Key`, which no stack may make")]),
+    (
+        "pipeline-apart",
+        lambda lab: pipeline_grant(lab, "group:lab@example.com"),
+        [("lab-g", "grants to `group:lab@example.com`, which is no account of the pipeline")],
+    ),
     ("allowed-members", public_bucket, [("lab-g", "grants to `allUsers`, which is not of this stack")]),
     (
         "allowed-roles",
@@ -713,6 +727,18 @@ def test_every_rule_has_a_program_that_keeps_it_and_one_that_breaks_it() -> None
     assert {rule for rule, _, _ in BROKEN} == set(RULES) - bounded
 
 
+def test_pipeline_in_a_stack_without_ci_is_refused() -> None:
+    refused = ["lab-deployer", "lab-g"]
+
+    assert [
+        name for name, _ in found_by("pipeline-apart", pipeline_grant, StackBounds(repositories=frozenset()))
+    ] == refused
+    assert found_by("pipeline-apart", pipeline_grant, StackBounds(repositories=frozenset({(11, 22)}))) == []
+    assert found_by("pinned-federation", federation, StackBounds(repositories=frozenset())) == [
+        ("lab-p", "accepts tokens of a repository that the stack file does not name")
+    ]
+
+
 def test_region_outside_of_the_bounds_is_refused() -> None:
     bounds = StackBounds(regions=frozenset({"us-west4"}))
 
@@ -857,6 +883,8 @@ def test_bounds_are_what_the_settings_say() -> None:
         members=frozenset({"group:ops@example.com"}),
         cidrs=frozenset({"10.64.0.0/20"}),
         subjects=frozenset(),
+        repositories=frozenset(),
+        buckets=frozenset(),
         issuers=frozenset(),
         keys=frozenset(),
         image_projects=BOOT_IMAGE_PROJECTS | {values["project"]},
