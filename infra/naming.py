@@ -30,6 +30,12 @@ NODE_ROLES: Final = {"head": "research_runtime_head", "reaper": "research_runtim
 JOB_ACCOUNT: Final = "runtime-job"
 """The Kubernetes service account of jobs. In Kubernetes it has no rights and no token."""
 
+KEPT: Final = "keep-"
+"""Prefix of the tags whose images the clean-up of a registry never deletes."""
+
+NO_DIGEST: Final = "sha256:" + "0" * 64
+"""What a stack file has until an image is pushed."""
+
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
@@ -63,7 +69,7 @@ class Names:
         return _fit(self.stack, role, least=6, limit=30)
 
     def account_email(self, role: str) -> str:
-        return f"{self.account(role)}@{self._project()}.iam.gserviceaccount.com"
+        return f"{self.account(role)}@{account_domain(self._project())}"
 
     def role(self, role: str) -> str:
         """Id of a custom role: letters, digits, underscores and periods, 3 to 64."""
@@ -106,6 +112,17 @@ class Names:
         if not self.project:
             raise InvalidValue("project", self.project, "the id of a Google project, which this name carries")
         return self.project
+
+
+def account_domain(project: str) -> str:
+    """Return the part of the addresses of a project's service accounts behind the `@`."""
+    domain, _, name = project.rpartition(":")
+    return f"{name}.{domain}.iam.gserviceaccount.com" if domain else f"{name}.iam.gserviceaccount.com"
+
+
+def image_path(project: str) -> str:
+    """Return the project as addresses of images have it."""
+    return project.replace(":", "/")
 
 
 def shorten(name: str, limit: int) -> str:

@@ -36,6 +36,7 @@ from infra.check.workflows import find_workflow_problems
 from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month
+from infra.naming import NO_DIGEST
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -327,7 +328,7 @@ def find_notes(recording: Recording) -> Iterator[str]:
     clusters = contract.get("clusters") if isinstance(contract, Mapping) else None
     for name, cluster in clusters.items() if isinstance(clusters, Mapping) else ():
         image = cluster.get("image") if isinstance(cluster, Mapping) else None
-        if isinstance(image, str) and image.endswith("@sha256:" + "0" * 64):
+        if isinstance(image, str) and image.endswith(NO_DIGEST):
             yield f"no image pinned yet: head `{name}` will wait for one"
     if isinstance(contract, Mapping) and contract.get("queues") and not contract.get("records"):
         yield "queues and no `records`: commands refuse a queue without a place for what became of its tasks"
@@ -580,8 +581,8 @@ def _referred_to(report: Report) -> set[str]:
     for regions in contract.get("registries", {}).values():
         for region, registry in regions.items():
             parts = str(registry.get("url")).split("/")
-            if len(parts) == 3:
-                found.add(f"projects/{parts[1]}/locations/{region}/repositories/{parts[2]}")
+            if len(parts) >= 3:
+                found.add(f"projects/{':'.join(parts[1:-1])}/locations/{region}/repositories/{parts[-1]}")
     return found
 
 

@@ -10,13 +10,12 @@ from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite
+from infra.naming import KEPT, image_path
 from infra.settings.model import RegistrySettings
 from infra.settings.read import ensure_valid
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"
-KEPT: Final = "keep-"
-"""Prefix of the tags whose images the clean-up never deletes."""
 _DAY_S: Final = 86_400
 
 Place: TypeAlias = tuple[pulumi.Input[str], pulumi.Input[str], pulumi.Input[str]]
@@ -151,7 +150,7 @@ class Registry(Part):
     def _use_existing(self, name: str, region: str, path: str, guests: Members) -> None:
         _, project, _, location, _, repository = path.split("/")
         self.repositories[region] = pulumi.Output.from_input(path)
-        self.urls[region] = pulumi.Output.from_input(f"{location}-docker.pkg.dev/{project}/{repository}")
+        self.urls[region] = pulumi.Output.from_input(f"{location}-docker.pkg.dev/{image_path(project)}/{repository}")
         self._grant(name, (project, location, repository), READER, guests, "artifactregistry")
 
 
@@ -182,9 +181,8 @@ def _upstream(host: str) -> artifactregistry.RepositoryRemoteRepositoryConfigDoc
 
 
 def _url(repository: artifactregistry.Repository) -> pulumi.Output[str]:
-    return pulumi.Output.concat(
-        repository.location, "-docker.pkg.dev/", repository.project, "/", repository.repository_id
-    )
+    project = repository.project.apply(image_path)
+    return pulumi.Output.concat(repository.location, "-docker.pkg.dev/", project, "/", repository.repository_id)
 
 
 def _path(repository: artifactregistry.Repository) -> pulumi.Output[str]:

@@ -11,11 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from infra.cli import InfraParser, say
 from infra.deploy.plan import StackJob
+from infra.naming import KEPT, NO_DIGEST
 from runtime.errors import InfrastructureFailure, RequestRefused
 
 UP_LIMIT_S: Final = 3600
@@ -59,7 +60,11 @@ def deploy(jobs: Sequence[StackJob], commands: Shell, commit: str) -> None:
                 missing.add(job.stack)
                 commands.run("pulumi", "up", "--stack", job.stack, *UP_OPTIONS)
                 missing.remove(job.stack)
-                _publish(job.stack, commands, commit)
+                contract = commands.read("pulumi", "stack", "output", "contract", "--json", "--stack", job.stack)
+                # Without a record bucket there is no place to publish the contract in.
+                if contract.get("published_url"):
+                    commands.run(*RUNTIME, "stack", "publish", "--stack", job.stack, "--commit", commit, "--yes")
+                _keep_images(contract, commands)
             if job.images:
                 _push_images(job.stack, commands)
         except CommandFailed as problem:
@@ -69,10 +74,14 @@ def deploy(jobs: Sequence[StackJob], commands: Shell, commit: str) -> None:
         raise DeploymentFailed(failed)
 
 
-def _publish(stack: str, commands: Shell, commit: str) -> None:
-    # Without a record bucket there is no place to publish the contract in.
-    if commands.read("pulumi", "stack", "output", "contract", "--json", "--stack", stack).get("published_url"):
-        commands.run(*RUNTIME, "stack", "publish", "--stack", stack, "--commit", commit, "--yes")
+def _keep_images(contract: Mapping[str, Any], commands: Shell) -> None:
+    """Tag the images that heads are pinned to, so that the clean-up of their registries leaves them."""
+    own = tuple(f"{place['url']}/" for regions in contract.get("registries", {}).values() for place in regions.values())
+    for cluster in contract.get("clusters", {}).values():
+        image, _, digest = cluster["image"].partition("@")
+        if image.startswith(own) and digest != NO_DIGEST:
+            kept = f"{image}:{KEPT}{cluster['cluster_name']}"
+            commands.run("gcloud", "--quiet", "artifacts", "docker", "tags", "add", cluster["image"], kept)
 
 
 def _push_images(stack: str, commands: Shell) -> None:

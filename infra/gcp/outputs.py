@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import UNKNOWN, SecretValue, UnknownValue, is_grant
+from infra.naming import account_domain, image_path
 
 Inputs: TypeAlias = Mapping[str, Any]
 Outputs: TypeAlias = dict[str, Any]
@@ -18,7 +19,10 @@ Outputs: TypeAlias = dict[str, Any]
 def compute(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the outputs of a resource of this program, as a `recording.Compute`."""
     if type_ in PATTERNS:
-        found = {key: join(pattern, inputs) for key, pattern in PATTERNS[type_].items()}
+        parts = dict(inputs)
+        if isinstance(project := inputs.get("project"), str):
+            parts |= {"accounts": account_domain(project), "images": image_path(project)}
+        found = {key: join(pattern, parts) for key, pattern in PATTERNS[type_].items()}
         if type_ == "gcp:compute/instance:Instance":
             found["networkInterfaces"] = _interfaces(inputs.get("networkInterfaces"))
         if "labels" in inputs:
@@ -76,7 +80,7 @@ def _located(place: str, **more: str | None) -> dict[str, str | None]:
     return {"id": path, "selfLink": link, "creationTimestamp": None, **more}
 
 
-_EMAIL: Final = "{accountId}@{project}.iam.gserviceaccount.com"
+_EMAIL: Final = "{accountId}@{accounts}"
 _ACCOUNT: Final = f"projects/{{project}}/serviceAccounts/{_EMAIL}"
 _POOL: Final = "projects/{project}/locations/global/workloadIdentityPools/{workloadIdentityPoolId}"
 _ROLE: Final = "projects/{project}/roles/{roleId}"
@@ -86,7 +90,7 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
     "gcp:artifactregistry/repository:Repository": {
         "id": "projects/{project}/locations/{location}/repositories/{repositoryId}",
         "name": "{repositoryId}",
-        "registryUri": "{location}-docker.pkg.dev/{project}/{repositoryId}",
+        "registryUri": "{location}-docker.pkg.dev/{images}/{repositoryId}",
         "createTime": None,
         "updateTime": None,
     },

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import STACK_TYPE, Registration, SecretValue, UnknownValue
+from infra.naming import account_domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,7 @@ def may_be(value: Any, wanted: str | bool) -> bool:
     return value == wanted or isinstance(value, UnknownValue)
 
 
-_ACCOUNT: Final = re.compile(r"serviceAccount:(?P<id>[a-z0-9-]+)@(?P<project>[a-z0-9-]+)\.iam\.gserviceaccount\.com")
+_ACCOUNT: Final = re.compile(r"serviceAccount:(?P<id>[a-z0-9-]+)@(?P<domain>[a-z0-9.-]+\.iam\.gserviceaccount\.com)")
 
 
 def is_own_account(graph: Graph, member: str) -> bool:
@@ -174,7 +175,7 @@ def is_own_account(graph: Graph, member: str) -> bool:
     found = _ACCOUNT.fullmatch(member)
     return found is not None and any(
         may_be(each.inputs.get("accountId"), found["id"])
-        and may_be(each.inputs.get("project", found["project"]), found["project"])
+        and (not isinstance(project := each.inputs.get("project"), str) or account_domain(project) == found["domain"])
         for each in graph.of_type(ACCOUNT)
     )
 

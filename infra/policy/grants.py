@@ -208,7 +208,7 @@ _FEDERATED: Final = re.compile(
 
 _SIGNS_IN: Final = re.compile(
     r"principal://iam\.googleapis\.com/projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+)/subject/[^*]+"
-    r"|serviceAccount:[a-z0-9-]+\.svc\.id\.goog\[[a-z0-9-]+/runtime-job\]"
+    r"|serviceAccount:[a-z0-9.:-]+\.svc\.id\.goog\[[a-z0-9-]+/runtime-job\]"
 )
 """One subject of an issuer, or the pods of a namespace."""
 _SUBJECTS: Final = re.compile(r"assertion\.sub in \['[^'\\]+'(?:, '[^'\\]+')*\]")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from infra.gcp import catalog
-from infra.naming import JOB_ACCOUNT, Names
+from infra.naming import JOB_ACCOUNT, Names, image_path
 from infra.settings import forms
 from infra.settings.forms import Between, Choice, Cidr
 
@@ -429,7 +429,7 @@ class StackSettings:
         https://cloud.google.com/kubernetes-engine/docs/how-to/workload-identity"""
         return {
             # Clusters of one pool share the identities of namespaces with one name.
-            f"{pool.removesuffix('.svc.id.goog')}.{namespace}": f"serviceAccount:{pool}[{namespace}/{JOB_ACCOUNT}]"
+            f"{image_path(pool.removesuffix('.svc.id.goog'))}.{namespace}": f"serviceAccount:{pool}[{namespace}/{JOB_ACCOUNT}]"
             for cluster in self.kubernetes.values()
             for pool in (cluster.workload_pool or f"{self.project}.svc.id.goog",)
             for namespace, its in cluster.namespaces.items()

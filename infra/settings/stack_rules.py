@@ -12,7 +12,7 @@ from typing import Final
 
 from infra.gcp import catalog
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
-from infra.naming import Names
+from infra.naming import Names, image_path
 from infra.settings.forms import NETWORK, REPOSITORY, SUBNET, parse_range
 from infra.settings.key_rules import find_key_problems
 from infra.settings.model import DAY_S, AccessSettings, HeadSettings, StackSettings
@@ -126,7 +126,7 @@ def _head_image_problems(settings: StackSettings, path: str, image: str) -> Iter
     if any(image.startswith((f"{each}/", f"{each}@")) for each in (*known, *IMAGE_SOURCES, *settings.overrides.images)):
         return
     source = image.partition("@")[0].rpartition("/")[0]
-    own = f"-docker.pkg.dev/{settings.project}/" in image
+    own = f"-docker.pkg.dev/{image_path(settings.project)}/" in image
     yield Problem(
         path=path,
         message=f"is in a repository that is not of this stack{', so its nodes may not read it' if own else ''};"
@@ -363,7 +363,8 @@ def made_repository_urls(settings: StackSettings, registry: str) -> set[str]:
     if its.pull_through:
         repositories.add(names.repository(f"{registry}-cache"))
     regions = [region for region in its.made_regions(settings.region or "") if region]
-    return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
+    project = image_path(settings.project or "")
+    return {f"{region}-docker.pkg.dev/{project}/{name}" for region in regions for name in repositories}
 
 
 def repository_urls(settings: StackSettings) -> set[str]:
@@ -372,7 +373,7 @@ def repository_urls(settings: StackSettings) -> set[str]:
     for registry in settings.registries.values():
         for path in registry.existing.values():
             if matched := REPOSITORY.fullmatch(path):
-                found.add(f"{matched['region']}-docker.pkg.dev/{matched['project']}/{matched['name']}")
+                found.add(f"{matched['region']}-docker.pkg.dev/{image_path(matched['project'])}/{matched['name']}")
     return found
 
 

@@ -23,6 +23,7 @@ from infra.deploy.plan import (
     plan_deployment,
     read_stacks,
 )
+from infra.naming import NO_DIGEST
 from infra.settings.files import list_stacks
 from infra.settings.model import CiSettings, RepositorySettings
 from runtime.errors import RequestRefused
@@ -196,6 +197,9 @@ def test_numbers_that_are_none_are_refused(
 # deploying
 
 
+IMAGE = "sha256:" + "a" * 64
+
+
 class FakeCommands(Shell):
     """Notes each command, and fails those that contain one of `failing`."""
 
@@ -212,7 +216,13 @@ class FakeCommands(Shell):
     def read(self, *command: str) -> Any:
         self.run(*command)
         place = {"url": "us-west4-docker.pkg.dev/lab-1/lab"}
-        contract = {"registries": {"images": {"us-west4": place, "us-west1": place}}}
+        images = {
+            "main": f"{place['url']}/ray@{IMAGE}",
+            "new": f"{place['url']}/ray@{NO_DIGEST}",
+            "public": f"rayproject/ray@{IMAGE}",
+        }
+        clusters = {name: {"image": image, "cluster_name": f"owner-{name}"} for name, image in images.items()}
+        contract = {"registries": {"images": {"us-west4": place, "us-west1": place}}, "clusters": clusters}
         return contract | ({"published_url": "gs://lab/contract/v1.json"} if self.bucket else {})
 
 
@@ -230,16 +240,18 @@ def test_deployment_brings_up_publishes_and_pushes_images_before_the_next_stack(
 
     end = " ".join(UP_OPTIONS)
     assert end.endswith("--policy-pack infra/policy/pack")
-    assert commands.done[:5] == [
+    image = "us-west4-docker.pkg.dev/lab-1/lab/ray"
+    assert commands.done[:6] == [
         f"pulumi up --stack owner {end}",
         "pulumi stack output contract --json --stack owner",
         "runtime stack publish --stack owner --commit 4f1c2d0 --yes",
+        f"gcloud --quiet artifacts docker tags add {image}@{IMAGE} {image}:keep-owner-main",
         "runtime stack show owner -o json",
         "gcloud --quiet auth configure-docker us-west4-docker.pkg.dev",
     ]
     assert [line.split()[3] for line in commands.done if "image push" in line] == list(IMAGES)
-    assert commands.done[5] == "runtime image build --reuse --stack owner"
-    assert commands.done[-3] == f"pulumi up --stack user {end}"
+    assert commands.done[6] == "runtime image build --reuse --stack owner"
+    assert commands.done[-4] == f"pulumi up --stack user {end}"
 
 
 def test_stack_whose_owner_failed_is_left_out_and_the_others_go_on() -> None:
