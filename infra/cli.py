@@ -35,6 +35,15 @@ commands:
 class InfraParser(argparse.ArgumentParser):
     """Raises a problem of the options in the shape of every other error."""
 
+    def __init__(self, verb: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"{PROGRAM} {verb}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
     def error(self, message: str) -> NoReturn:
         raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
 

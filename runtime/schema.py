@@ -24,7 +24,7 @@ from runtime.units import format_duration, parse_duration, parse_size
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with a value that a person wrote."""
 
@@ -171,7 +171,7 @@ class Reader:
     # how problems are worded
 
     def report(self, path: str, message: str, hint: str | None = None) -> None:
-        self.problems.append(Problem(path=path, message=message, hint=hint))
+        self.problems.append(Problem(path, message, hint))
 
     def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
         for key in value:
@@ -283,7 +283,7 @@ def _check_utf8(path: str, text: str) -> Problem | None:
     except UnicodeEncodeError as problem:
         near = text[max(0, problem.start - 20) : problem.end]
         message = f"holds bytes that are no UTF-8, near {near!r}"
-        return Problem(path=path or "the request", message=message, hint=RENAME)
+        return Problem(path or "the request", message, RENAME)
     return None
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,13 +56,7 @@ class CheckFailed(RequestRefused):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = InfraParser(
-        prog="python -m infra check",
-        description="What a stack would make, without an engine, an account or a network.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = InfraParser("check", "What a stack would make, without an engine, an account or a network.", EXAMPLES)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--stack", "-s", metavar="NAME", help="the stack of the file Pulumi.NAME.yaml")
     which.add_argument("--all", action="store_true", help="every stack, and what they would take from each other")
@@ -150,8 +144,8 @@ def _write(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _print_json(reports: Sequence[Report], **more: Any) -> None:
-    fields = {"schema": 1, "stacks": [report_fields(each) for each in reports], **more}
-    say_json(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False))
+    document = {"schema": 1, "stacks": [report_fields(each) for each in reports], **more}
+    say_json(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
 
 
 def _stop_if_wrong(reports: Sequence[Report], collisions: Sequence[CheckFinding] = ()) -> None:
@@ -320,20 +314,11 @@ def report_fields(report: Report) -> dict[str, Any]:
 
 
 def _resource_fields(each: Registration) -> dict[str, Any]:
+    left_out = {"inputs", "dependencies", "property_dependencies", "replace_on_changes", "outputs"}
+    facts = {fact.name: getattr(each, fact.name) for fact in fields(each) if fact.name not in left_out}
     return {
-        "urn": each.urn,
-        "type": each.type,
-        "name": each.name,
+        **shown(facts),
         "physical_name": physical_name(each),
-        "custom": each.custom,
-        "parent": each.parent,
-        "provider": each.provider,
-        "protect": each.protect,
-        "retain_on_delete": each.retain_on_delete,
-        "delete_before_replace": each.delete_before_replace,
-        "ignore_changes": list(each.ignore_changes),
-        "aliases": list(each.aliases),
-        "import_id": each.import_id,
         "dependencies": sorted(each.dependencies),
         "inputs": shown(each.inputs),
     }

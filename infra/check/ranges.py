@@ -64,16 +64,16 @@ def find_range_problems(places: Sequence[StackSubnet]) -> Iterator[Problem]:
         both = f"{one.stack} and {other.stack}"
         if one.subnet == other.subnet and one.cidr != other.cidr:
             yield Problem(
-                path=both,
-                message=f"name the subnet `{one.subnet}` with two ranges, {one.cidr} and {other.cidr}",
-                hint="set `network.cidr` in both to the range that the subnet has, or nodes outside of it reach no head",
+                both,
+                f"name the subnet `{one.subnet}` with two ranges, {one.cidr} and {other.cidr}",
+                "set `network.cidr` in both to the range that the subnet has, or nodes outside of it reach no head",
             )
         elif one.network == other.network and one.subnet != other.subnet and one.overlaps(other):
             # https://cloud.google.com/vpc/docs/subnets: ranges of the subnets of a network cannot overlap.
             yield Problem(
-                path=both,
-                message=f"have the overlapping ranges {one.cidr} and {other.cidr} in two subnets of `{one.network}`",
-                hint="set `network.cidr` to the range that each subnet has",
+                both,
+                f"have the overlapping ranges {one.cidr} and {other.cidr} in two subnets of `{one.network}`",
+                "set `network.cidr` to the range that each subnet has",
             )
 
 

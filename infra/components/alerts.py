@@ -16,7 +16,7 @@ from pulumi_gcp import billing, monitoring
 
 from infra.components.apis import Apis
 from infra.components.shared import Part, StackSite
-from infra.settings.model import AlertSettings, BudgetSettings
+from infra.settings.model import DAY_S, AlertSettings, BudgetSettings
 from infra.settings.read import ensure_valid
 
 FORWARDED: Final = "pubsub.googleapis.com/subscription/dead_letter_message_count"
@@ -33,7 +33,6 @@ SPEND_STEPS: Final = (
     (1.0, "CURRENT_SPEND"),
     (1.0, "FORECASTED_SPEND"),
 )
-_DAY_S: Final = 86_400
 _BUDGET_CHANNELS: Final = 5
 """As many as Google lets a budget notify. https://cloud.google.com/billing/docs/how-to/budgets-notification-recipients"""
 
@@ -124,18 +123,8 @@ class Alerts(Part):
         self._policy(
             name,
             f"dead letters of queue {queue}",
-            _above(
-                "the service gave up on a message",
-                _of_subscription(FORWARDED, watched.subscription),
-                0,
-                _aggregation("ALIGN_DELTA"),
-            ),
-            _above(
-                "a dead letter waits",
-                _of_subscription(WAITING, watched.dead_letter_subscription),
-                0,
-                _aggregation("ALIGN_MAX"),
-            ),
+            _queue_above("the service gave up on a message", FORWARDED, watched.subscription, 0, "ALIGN_DELTA"),
+            _queue_above("a dead letter waits", WAITING, watched.dead_letter_subscription, 0),
             severity="WARNING",
             advice="`runtime queue dead list` says which and why; `runtime queue dead redrive` runs them again.",
         )
@@ -144,12 +133,7 @@ class Alerts(Part):
         self._policy(
             name,
             f"queue {queue} has a task older than {days} days",
-            _above(
-                f"oldest task over {days} days",
-                _of_subscription(OLDEST, watched.subscription),
-                days * _DAY_S,
-                _aggregation("ALIGN_MAX"),
-            ),
+            _queue_above(f"oldest task over {days} days", OLDEST, watched.subscription, days * DAY_S),
             severity="CRITICAL",
             advice="The service forgets what is older than its retention. `runtime status` says why tasks wait; "
             "`runtime queue repair` publishes again what was forgotten.",
@@ -230,14 +214,17 @@ class Alerts(Part):
         )
 
 
-def _of_subscription(metric: str, subscription: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The filter for a subscription by its full name; metrics have the last part of it."""
-    return pulumi.Output.from_input(subscription).apply(
+def _queue_above(
+    title: str, metric: str, subscription: pulumi.Input[str], threshold: int, aligner: str = "ALIGN_MAX"
+) -> monitoring.AlertPolicyConditionArgs:
+    """A condition on a subscription by its full name; metrics have the last part of it."""
+    of_queue = pulumi.Output.from_input(subscription).apply(
         lambda path: (
             f'resource.type = "pubsub_subscription" AND resource.labels.subscription_id = "{path.rsplit("/", 1)[-1]}"'
             f' AND metric.type = "{metric}"'
         )
     )
+    return _above(title, of_queue, threshold, _aggregation(aligner))
 
 
 def _aggregation(aligner: str, **more: Any) -> monitoring.AlertPolicyConditionConditionThresholdAggregationArgs:

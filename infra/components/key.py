@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pulumi
@@ -67,12 +68,9 @@ class KeyGrants(Part):
                 f"{name}-{service}-agent",
                 crypto_key_id=args.kms_key,
                 role=ROLE,
-                member=made[service] if service in made else self._member(service, number),
+                member=made[service] if service in made else number.apply(partial(agent_member, service)),
                 opts=self._options("cloudkms", service),
             )
             for service in args.services
         }
         self._register()
-
-    def _member(self, service: str, number: pulumi.Output[str]) -> pulumi.Output[str]:
-        return number.apply(lambda known: agent_member(service, known))

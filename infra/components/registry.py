@@ -11,12 +11,11 @@ from pulumi_gcp import artifactregistry
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite
 from infra.naming import KEPT, image_path
-from infra.settings.model import RegistrySettings
+from infra.settings.model import DAY_S, RegistrySettings
 from infra.settings.read import ensure_valid
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"
-_DAY_S: Final = 86_400
 
 Place: TypeAlias = tuple[pulumi.Input[str], pulumi.Input[str], pulumi.Input[str]]
 """Project, location and id of a repository."""
@@ -165,7 +164,7 @@ def _delete_older_than(days: int) -> artifactregistry.RepositoryCleanupPolicyArg
         condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
             # In seconds, as Google answers: `30d` would come back as another text.
             tag_state="ANY",
-            older_than=f"{days * _DAY_S}s",
+            older_than=f"{days * DAY_S}s",
         ),
     )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import pulumi
 from pulumi_gcp import projects, serviceaccount, storage
 
 from infra.components.apis import Apis
 from infra.naming import Names
-
-_DAY_S: Final = 86_400
+from infra.settings.model import DAY_S
 
 Members: TypeAlias = Mapping[str, pulumi.Input[str]]
 """Label → IAM member. The label is part of the logical names of the member's grants."""
@@ -151,7 +150,7 @@ class Part(pulumi.ComponentResource):
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
             versioning=storage.BucketVersioningArgs(enabled=versions),
-            soft_delete_policy=storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=soft_delete_days * _DAY_S),
+            soft_delete_policy=storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=soft_delete_days * DAY_S),
             lifecycle_rules=[*rules, lifecycle_rule("AbortIncompleteMultipartUpload", age=7)],
             encryption=storage.BucketEncryptionArgs(default_kms_key_name=self._kms_key) if self._kms_key else None,
             force_destroy=False,

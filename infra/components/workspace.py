@@ -7,7 +7,6 @@ namespace, so the rights of a namespace's administrator suffice.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,7 +18,6 @@ from infra.naming import JOB_ACCOUNT
 from infra.settings.cluster_rules import OWN_ADDRESSES, quantity
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from infra.settings.read import ensure_valid
-from runtime.errors import InvalidValue
 
 LAUNCHER_ROLE: Final = "runtime-launcher"
 SLOT_ROLE: Final = "runtime-gpu-slots"
@@ -98,7 +96,6 @@ class Workspace(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: WorkspaceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, name)
-        _ensure_labels(args.labels)
         super().__init__("runtime:kubernetes:Workspace", name, None, opts)
         self._name, self._args, self._settings = name, args, args.settings
         self._inside: list[pulumi.Resource] = []
@@ -320,16 +317,3 @@ def _port(protocol: str, port: int) -> networking.v1.NetworkPolicyPortArgs:
 def _name_of(made: core.v1.Namespace | core.v1.ServiceAccount | core.v1.PersistentVolumeClaim) -> pulumi.Output[str]:
     # From the output and not the argument, so that users of the name wait until the object exists.
     return made.metadata.apply(lambda metadata: str(metadata.name))
-
-
-def _ensure_labels(labels: Mapping[str, str]) -> None:
-    for key, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
-            raise InvalidValue(
-                f"value of the label `{key}`",
-                value,
-                "at most 63 letters, digits, `-`, `_` and `.`, the first and last a letter or digit",
-            )
-
-
-_LABEL_VALUE: Final = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")

@@ -150,11 +150,7 @@ class Shell:
 
 def main(words: Sequence[str]) -> int:
     """`python -m infra deploy`. Errors are raised."""
-    parser = InfraParser(
-        prog="python -m infra deploy",
-        description="Deploy the stacks of one account, in order; for pipelines.",
-        allow_abbrev=False,
-    )
+    parser = InfraParser("deploy", "Deploy the stacks of one account, in order; for pipelines.")
     parser.add_argument("stacks", metavar="JSON", help="`stacks` of an entry under `deploy` of `plan-deploy -o json`")
     args = parser.parse_args(words)
     try:

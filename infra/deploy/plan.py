@@ -6,7 +6,6 @@ changed since the commit that was deployed last. Every other stack is left out w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,9 +18,9 @@ from typing import Any, Final
 
 from infra.cli import InfraParser, say, say_json
 from infra.naming import Names
-from infra.settings.files import find_project_folder, find_stack_file, list_stacks, load_stack_config
+from infra.settings.files import find_project_folder, find_stack_file, list_stacks
 from infra.settings.model import StackSettings
-from infra.settings.read import settings_from
+from infra.settings.read import load_settings
 from runtime.errors import RequestRefused
 
 NUMBERS_VARIABLE: Final = "PROJECT_NUMBERS"
@@ -69,8 +68,7 @@ class DeployPlan:
 
 def read_stacks(folder: Path) -> list[StackSettings]:
     """Raises `InvalidSettings` and `InvalidStackFile`."""
-    configs = {name: load_stack_config(find_stack_file(name, folder)) for name in list_stacks(folder)}
-    return [settings_from(name, config.values, config.secrets) for name, config in configs.items()]
+    return [load_settings(name, folder) for name in list_stacks(folder)]
 
 
 def _makes(stack: StackSettings) -> set[str]:
@@ -207,13 +205,7 @@ PROJECT_NUMBERS is JSON with the number of each project: {"my-lab-dev": "1234567
 
 def main(words: Sequence[str]) -> int:
     """`python -m infra plan-deploy`. Errors are raised."""
-    parser = InfraParser(
-        prog="python -m infra plan-deploy",
-        description="Which stacks a pipeline deploys, as whom, and in what order.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = InfraParser("plan-deploy", "Which stacks a pipeline deploys, as whom, and in what order.", EXAMPLES)
     parser.add_argument("--since", metavar="COMMIT", default="", help="the commit that was deployed last")
     parser.add_argument("--stack", metavar="NAME", default="", help="only this stack")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the stack files are; found from here upwards")

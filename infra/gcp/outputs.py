@@ -77,7 +77,7 @@ def _located(place: str, **more: str | None) -> dict[str, str | None]:
     """Outputs of a resource of Compute Engine at `place`, below its project."""
     path = f"projects/{{project}}/{place}/{{name}}"
     link = f"https://www.googleapis.com/compute/v1/{path}"
-    return {"id": path, "selfLink": link, "creationTimestamp": None, **more}
+    return {"id": path, "selfLink": link, **more}
 
 
 _EMAIL: Final = "{accountId}@{accounts}"
@@ -91,38 +91,28 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
         "id": "projects/{project}/locations/{location}/repositories/{repositoryId}",
         "name": "{repositoryId}",
         "registryUri": "{location}-docker.pkg.dev/{images}/{repositoryId}",
-        "createTime": None,
-        "updateTime": None,
     },
     "gcp:billing/budget:Budget": _NAMED_BY_GOOGLE,
-    "gcp:compute/address:Address": _located("regions/{region}/addresses", address=None, users=None),
+    "gcp:compute/address:Address": _located("regions/{region}/addresses", address=None),
     "gcp:compute/disk:Disk": _located("zones/{zone}/disks"),
     "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": {"id": "{project}/{zone}/{disk}/{name}"},
     "gcp:compute/firewall:Firewall": _located("global/firewalls"),
     "gcp:compute/instance:Instance": _located(
         "zones/{zone}/instances",
-        instanceId=None,
-        cpuPlatform=None,
-        currentStatus=None,
-        metadataFingerprint=None,
-        tagsFingerprint=None,
     ),
-    "gcp:compute/network:Network": _located("global/networks", networkId=None, numericId=None),
+    "gcp:compute/network:Network": _located("global/networks"),
     "gcp:compute/resourcePolicy:ResourcePolicy": _located("regions/{region}/resourcePolicies"),
     "gcp:compute/router:Router": _located("regions/{region}/routers"),
     "gcp:compute/routerNat:RouterNat": {"id": "{project}/{region}/{router}/{name}"},
-    "gcp:compute/subnetwork:Subnetwork": _located(
-        "regions/{region}/subnetworks", gatewayAddress=None, subnetworkId=None
-    ),
-    "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": {"id": _POOL, "name": None, "state": None},
+    "gcp:compute/subnetwork:Subnetwork": _located("regions/{region}/subnetworks"),
+    "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": {"id": _POOL, "name": None},
     "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": {
         "id": f"{_POOL}/providers/{{workloadIdentityPoolProviderId}}",
         "name": None,
-        "state": None,
     },
     "gcp:monitoring/alertPolicy:AlertPolicy": _NAMED_BY_GOOGLE,
     "gcp:monitoring/notificationChannel:NotificationChannel": _NAMED_BY_GOOGLE,
-    "gcp:projects/iAMCustomRole:IAMCustomRole": {"id": _ROLE, "name": _ROLE, "deleted": False},
+    "gcp:projects/iAMCustomRole:IAMCustomRole": {"id": _ROLE, "name": _ROLE},
     "gcp:projects/service:Service": {"id": "{project}/{service}"},
     "gcp:projects/serviceIdentity:ServiceIdentity": {
         "id": "projects/{project}/services/{service}",
@@ -135,22 +125,17 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
     "gcp:secretmanager/secret:Secret": {
         "id": "projects/{project}/secrets/{secretId}",
         "name": None,
-        "createTime": None,
     },
     "gcp:serviceaccount/account:Account": {
         "id": _ACCOUNT,
         "name": _ACCOUNT,
         "email": _EMAIL,
         "member": f"serviceAccount:{_EMAIL}",
-        "uniqueId": None,
     },
     "gcp:storage/bucket:Bucket": {
         "id": "{name}",
         "url": "gs://{name}",
         "selfLink": "https://www.googleapis.com/storage/v1/b/{name}",
-        "projectNumber": None,
-        "timeCreated": None,
-        "updated": None,
     },
 }
-"""Type → output → its pattern; None if only the cloud knows the output."""
+"""Type → output that the program may read → its pattern; None if only the cloud knows the output."""

@@ -213,10 +213,9 @@ _SIGNS_IN: Final = re.compile(
 """One subject of an issuer, or the pods of a namespace."""
 _SUBJECTS: Final = re.compile(r"assertion\.sub in \['[^'\\]+'(?:, '[^'\\]+')*\]")
 
-_ONLY: Final = (
+_GRANTS_ONLY: Final = re.compile(
     r"api\.getAttribute\('iam\.googleapis\.com/modifiedGrantsByRole', \[\]\)\.hasOnly\(\['[^']+'(?:, '[^']+')*\]\)"
 )
-_GRANTS_ONLY: Final = re.compile(_ONLY)
 _CUSTOM: Final = re.compile(r"projects/[^/]+/roles/(?P<id>\w+)")
 
 _CONTRACT: Final = re.compile(
@@ -358,11 +357,8 @@ def find_loose_federation(graph: Graph, bounds: StackBounds) -> Iterator[Finding
         for key in others:
             yield each, f"accepts tokens by `{key}` of another issuer than {ISSUER}", None
         if not isinstance(mapping, Mapping) or any(mapping.get(key) not in given for key, given in _MAPPING.items()):
-            yield (
-                each,
-                "takes its `attribute.role` from the token, or has none",
-                "make it the constant of this provider",
-            )
+            hint = "make it the constant of this provider"
+            yield each, "takes its `attribute.role` from the token, or has none", hint
         elif len(mapping) != len(_MAPPING):
             yield each, f"maps other attributes than {', '.join(_MAPPING)}", None
         elif not all(each and (each["deploys"] or mapping["attribute.role"] != "'deploy'") for each in found):

@@ -44,6 +44,7 @@ from infra.policy.base import (
     may_be,
     namespace_of,
 )
+from infra.render.firewalls import IAP_RANGE
 from infra.settings.cluster_rules import is_clusters_own, quantity
 from infra.settings.forms import PRIVATE
 from infra.settings.read import SECRET_VALUE
@@ -126,34 +127,6 @@ def _places(resource: Registration) -> Iterator[tuple[str, Any]]:
         yield "location", each
     for each in items_of(get(get(resource.inputs.get("replication"), "userManaged"), "replicas")):
         yield "location", get(each, "location")
-
-
-def find_default_providers(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """A default provider takes whatever project and cluster the shell happens to be in."""
-    for each in graph.resources:
-        if not each.custom or each.type.startswith(PROVIDER_PREFIX):
-            continue
-        # `urn:pulumi:STACK::PROJECT::pulumi:providers:gcp::NAME::ID`
-        name = each.provider.split("::")[-2] if each.provider and each.provider.count("::") >= 4 else None
-        if name is None or re.fullmatch(r"default(_[0-9]+.*)?", name):
-            yield (
-                each,
-                "uses the default provider",
-                "pass the stack's provider to the component, and `parent=self` to its children",
-            )
-
-
-def find_orphans(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
-    """Every resource belongs to a component and begins with its name. Two of a component would otherwise have children
-    of one name."""
-    for each in graph.resources:
-        if not each.custom or each.type.startswith(PROVIDER_PREFIX):
-            continue
-        parent = graph.parent(each)
-        if parent is None or parent.custom:
-            yield each, "belongs to no component", "set `parent=self`"
-        elif not each.name.startswith(f"{parent.name}-"):
-            yield each, f"is named `{each.name}`, and its component `{parent.name}`", f"begin it with `{parent.name}-`"
 
 
 def find_hasty(graph: Graph, bounds: StackBounds) -> Iterator[Finding]:
@@ -296,10 +269,6 @@ def _seconds(value: Any) -> float | None:
 
 
 # machines, firewalls and buckets, which are closed
-
-
-IAP_RANGE: Final = "35.235.240.0/20"
-"""Addresses of Google's identity-aware proxy; https://cloud.google.com/iap/docs/using-tcp-forwarding."""
 
 
 METADATA: Final[Mapping[str, re.Pattern[str]]] = {
@@ -478,11 +447,8 @@ def find_open_namespaces(graph: Graph, bounds: StackBounds) -> Iterator[Finding]
             yield each, f"makes the namespace `{name}` without a network policy that denies by default", None
         enforced = get(get(each.inputs.get("metadata"), "labels"), POD_SECURITY)
         if not any(may_be(enforced, level) for level in ("baseline", "restricted")):
-            yield (
-                each,
-                f"makes the namespace `{name}`, which admits privileged pods",
-                f"label it `{POD_SECURITY}: baseline`",
-            )
+            hint = f"label it `{POD_SECURITY}: baseline`"
+            yield each, f"makes the namespace `{name}`, which admits privileged pods", hint
     for each in graph.made("kubernetes"):
         name = get(each.inputs.get("metadata"), "name") if each.type == NAMESPACE else namespace_of(each)
         if isinstance(name, str) and is_clusters_own(name):

@@ -58,8 +58,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "regions": resources.find_strays,
     "claims": resources.find_wild_claims,
     "closed-namespaces": resources.find_open_namespaces,
-    "explicit-provider": resources.find_default_providers,
-    "parented": resources.find_orphans,
     "api-first": resources.find_hasty,
     "agent-first": grants.find_hasty_agent_grants,
 }

@@ -7,7 +7,6 @@ may not ask, or that gets no answer, is a finding too, and the other checks go o
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -24,9 +23,9 @@ from infra.preflight.heads import list_head_looks
 from infra.preflight.names import check_names, find_referred, look_for
 from infra.preflight.policies import check_policies
 from infra.preflight.quotas import check_accounts, check_quotas, check_zone, list_pool_looks
-from infra.settings.files import find_project_folder, find_stack_file, load_stack_config
+from infra.settings.files import find_project_folder
 from infra.settings.model import StackSettings
-from infra.settings.read import settings_from
+from infra.settings.read import load_settings
 from runtime.stack.google_api import GoogleApi, GoogleUnreachable
 
 _BATCH: Final = 20
@@ -85,11 +84,7 @@ exit codes: 0 nothing fails, 2 something does
 def main(args: Sequence[str]) -> int:
     """`python -m infra preflight`. Errors are raised."""
     parser = InfraParser(
-        prog="python -m infra preflight",
-        description="Ask a Google project, by reading alone, whether a stack could be made in it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "preflight", "Ask a Google project, by reading alone, whether a stack could be made in it.", EXAMPLES
     )
     parser.add_argument("--stack", "-s", required=True, metavar="NAME", help="whose file is Pulumi.NAME.yaml")
     parser.add_argument(
@@ -97,7 +92,7 @@ def main(args: Sequence[str]) -> int:
     )
     parser.add_argument("--output", "-o", choices=["text", "json"], default="text")
     asked = parser.parse_args(args)
-    settings = load_settings(asked.stack, asked.folder)
+    settings = load_settings(asked.stack, find_project_folder(asked.folder))
     with ExitStack() as stack:
         api = None
         if settings.uses_google:
@@ -108,12 +103,6 @@ def main(args: Sequence[str]) -> int:
     if asked.output == "json":
         say_json(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     return 2 if any(each.level is Level.FAIL for each in findings) else 0
-
-
-def load_settings(stack: str, folder: Path | None = None) -> StackSettings:
-    """Read the settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` without this file, and `InvalidSettings`."""
-    config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
-    return settings_from(stack, config.values, config.secrets)
 
 
 def _shown(findings: Iterable[PreflightFinding], output: str) -> Iterator[PreflightFinding]:

@@ -49,10 +49,10 @@ def find_cluster_problems(cluster: KubernetesAccess, path: str) -> Iterator[Prob
             yield wrong(where, name, "lower case letters, digits and dashes, 63 at most")
         elif is_clusters_own(name):
             yield Problem(
-                path=where,
-                message="is a namespace of the cluster's own: launchers would act for its programs,"
+                where,
+                "is a namespace of the cluster's own: launchers would act for its programs,"
                 " and what denies traffic by default would cut them off",
-                hint="choose another name, or one that the administrators made for you",
+                "choose another name, or one that the administrators made for you",
             )
 
 
@@ -62,7 +62,7 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
         if key not in _PLAIN_QUOTAS and not _QUOTA.fullmatch(key):
             extended = re.fullmatch(r"(?:limits\.)?([a-z0-9.-]+/[A-Za-z0-9._-]+)", key)
             nearest = f"did you mean `requests.{extended[1]}`?" if extended else suggest(key, _PLAIN_QUOTAS)
-            yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
+            yield Problem(where, "is nothing that a quota can limit", nearest)
         if not _QUANTITY.fullmatch(amount):
             yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
         elif amount.endswith("m") and ("memory" in key or "storage" in key):
@@ -73,21 +73,19 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
             yield wrong(where, amount, "a whole number: these are counted")
     if namespace.create and not namespace.quota:
         yield Problem(
-            path=join(path, "quota"),
-            message="is empty: one runaway launch could take the whole cluster",
-            hint='write at least `pods: "200"`',
+            join(path, "quota"),
+            "is empty: one runaway launch could take the whole cluster",
+            'write at least `pods: "200"`',
         )
     for claim in namespace.claims:
         if not DNS_NAME.fullmatch(claim):
             yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
     if namespace.labels and not namespace.create:
         message = "is set beside `create: false`, and whoever made the namespace labels it"
-        yield Problem(path=join(path, "labels"), message=message, hint="leave it out")
+        yield Problem(join(path, "labels"), message, "leave it out")
     for label in namespace.labels:
         if re.match(r"(?:[a-z0-9.-]+\.)?(?:kubernetes|k8s)\.io/", label):
-            yield Problem(
-                path=join(path, f"labels.{label}"), message="is a label of Kubernetes' own", hint="leave it out"
-            )
+            yield Problem(join(path, f"labels.{label}"), "is a label of Kubernetes' own", "leave it out")
     yield from find_label_problems(namespace.labels, join(path, "labels"))
     for index, cidr in enumerate(namespace.egress_cidrs):
         parsed = parse_range(cidr)
@@ -104,13 +102,13 @@ def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator
     for claim, each in namespace.claims.items():
         if each.existing_volume and volumes[each.existing_volume] > 1:
             message = f"is `{each.existing_volume}`, which another claim has too: a volume is bound to one"
-            yield Problem(path=join(path, f"claims.{claim}.existing_volume"), message=message)
+            yield Problem(join(path, f"claims.{claim}.existing_volume"), message)
     limits = {"requests.storage": sum(quantity(claim.size) for claim in made), "persistentvolumeclaims": len(made)}
     for key, needed in limits.items():
         limit = namespace.quota.get(key)
         if limit is not None and _QUANTITY.fullmatch(limit) and quantity(limit) < needed:
             what = "the claims' sizes add up to more" if key == "requests.storage" else f"there are {len(made)} claims"
-            yield Problem(path=join(path, f"quota.{key}"), message=f"is `{limit}`, and {what}")
+            yield Problem(join(path, f"quota.{key}"), f"is `{limit}`, and {what}")
 
 
 def find_claim_problems(claim: ClaimSettings, path: str) -> Iterator[Problem]:
@@ -118,9 +116,9 @@ def find_claim_problems(claim: ClaimSettings, path: str) -> Iterator[Problem]:
         yield wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
     if claim.existing and claim.existing_volume is not None:
         yield Problem(
-            path=join(path, "existing_volume"),
-            message="is set beside `existing`, and a claim that is there already has its volume",
-            hint="leave one of them out",
+            join(path, "existing_volume"),
+            "is set beside `existing`, and a claim that is there already has its volume",
+            "leave one of them out",
         )
 
 

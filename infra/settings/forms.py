@@ -53,7 +53,7 @@ class Between:
     def problems(self, value: int, path: str) -> Iterator[Problem]:
         if not (self.least <= value <= self.most or (self.or_zero and value == 0)):
             zero = "0, or " if self.or_zero else ""
-            yield Problem(path=path, message=f"is {value:,}, allowed are {zero}{self.least:,} to {self.most:,}")
+            yield Problem(path, f"is {value:,}, allowed are {zero}{self.least:,} to {self.most:,}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,7 @@ def find_key_problems(settings: StackSettings) -> Iterator[Problem]:
     if found is None:
         return
     if not settings.encrypted_services:
-        yield Problem(
-            path="kms_key", message="is set, and nothing that it encrypts is in this stack", hint="leave it out"
-        )
+        yield Problem("kms_key", "is set, and nothing that it encrypts is in this stack", "leave it out")
     location = found["location"]
     for part, needed in _places(settings):
         if location not in needed:
@@ -56,10 +54,10 @@ def find_key_problems(settings: StackSettings) -> Iterator[Problem]:
         # https://cloud.google.com/secret-manager/docs/cmek
         if secret.existing is None and not secret.regions and location != EVERYWHERE:
             yield Problem(
-                path=f"secrets.{name}.regions",
-                message=f"is not set, and a secret that is kept everywhere needs a key in {EVERYWHERE};"
+                f"secrets.{name}.regions",
+                f"is not set, and a secret that is kept everywhere needs a key in {EVERYWHERE};"
                 f" `kms_key` is in {location}",
-                hint=f"`regions: [{location}]`, or `existing` names the secret of a stack without a key",
+                f"`regions: [{location}]`, or `existing` names the secret of a stack without a key",
             )
 
 

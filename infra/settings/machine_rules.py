@@ -73,46 +73,44 @@ def find_machine_problems(machine: MachineSettings, path: str) -> Iterator[Probl
 
 def _variable_problems(name: str, value: str, where: str) -> Iterator[Problem]:
     if not VARIABLE.fullmatch(name):
-        yield Problem(
-            path=where, message="is no name of a variable: letters, digits and underscores, no digit first, are allowed"
-        )
+        yield Problem(where, "is no name of a variable: letters, digits and underscores, no digit first, are allowed")
     elif not is_free_variable(name):
         yield Problem(
-            path=where,
-            message="is a variable that the system, Ray or the runtime sets or obeys",
-            hint="what programs are, load and reach belongs into the image",
+            where,
+            "is a variable that the system, Ray or the runtime sets or obeys",
+            "what programs are, load and reach belongs into the image",
         )
     elif is_secret(name, value) or has_known_form(value):
         yield Problem(
-            path=where,
-            message="looks like the value of a secret, which is not repeated here",
-            hint="name it under `secrets` and in the head's `environment`; `runtime secrets put` takes the value",
+            where,
+            "looks like the value of a secret, which is not repeated here",
+            "name it under `secrets` and in the head's `environment`; `runtime secrets put` takes the value",
         )
     elif not _ONE_LINE.fullmatch(value):
-        yield Problem(path=where, message="has a line break or a control character, allowed is one line of text")
+        yield Problem(where, "has a line break or a control character, allowed is one line of text")
 
 
 def _setup_problems(setup: str, where: str) -> Iterator[Problem]:
     if not _SCRIPT.fullmatch(setup):
-        yield Problem(path=where, message="has a control character, allowed are lines that end with a line feed")
+        yield Problem(where, "has a control character, allowed are lines that end with a line feed")
     elif len(setup.encode()) > SETUP_LIMIT_BYTES:
         size = f"{len(setup.encode()):,}"
         yield Problem(
-            path=where,
-            message=f"has {size} bytes, allowed are {SETUP_LIMIT_BYTES:,}",
-            hint="put what is larger into the image, or let the script fetch it",
+            where,
+            f"has {size} bytes, allowed are {SETUP_LIMIT_BYTES:,}",
+            "put what is larger into the image, or let the script fetch it",
         )
     elif find_secret_in_shell(setup) or has_known_form(setup):
         yield Problem(
-            path=where,
-            message="has what looks like the value of a secret, which is not repeated here",
-            hint="everyone who sees the machine sees its metadata; `gcloud secrets versions access` in the script reads one",
+            where,
+            "has what looks like the value of a secret, which is not repeated here",
+            "everyone who sees the machine sees its metadata; `gcloud secrets versions access` in the script reads one",
         )
     elif _IS_BASH.match(setup) and (bash := shutil.which("bash")) is not None:
         looked = subprocess.run([bash, "-n"], input=setup, capture_output=True, text=True, check=False)
         if looked.returncode:
             said = (looked.stderr.strip().splitlines() or ["bash refuses it"])[0]
-            yield Problem(path=where, message=f"is no Bash: {said.rpartition('bash: ')[2]}")
+            yield Problem(where, f"is no Bash: {said.rpartition('bash: ')[2]}")
 
 
 def find_container_problems(container: ContainerSettings, path: str) -> Iterator[Problem]:
@@ -177,7 +175,7 @@ def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcp
         too_many = name == "cpus" and float(value) > vcpus
         if too_many or (name == "cpuset-cpus" and any(last >= vcpus for _, last in _cpu_ranges(value))):
             where = f"{join(path, 'container.options')}[{index}]"
-            yield Problem(path=where, message=f"is `{option}`, and `{machine}` has {vcpus} vCPUs")
+            yield Problem(where, f"is `{option}`, and `{machine}` has {vcpus} vCPUs")
 
 
 def find_shm_problems(container: ContainerSettings, path: str, machine: str, memory_gib: float) -> Iterator[Problem]:
@@ -195,17 +193,15 @@ def _memory_problems(options: Sequence[str], path: str) -> Iterator[Problem]:
     sizes = {name: _bytes(value) for name, value in values.items() if re.fullmatch(_SIZE, value)}
     memory = sizes.get("memory")
     if memory is not None and memory < _LEAST_MEMORY:
-        yield Problem(path=path, message=f"has `--memory={values['memory']}`, and Docker needs at least `6m`")
+        yield Problem(path, f"has `--memory={values['memory']}`, and Docker needs at least `6m`")
     if "memory-swap" in sizes and (memory is None or sizes["memory-swap"] < memory):
         yield Problem(
-            path=path,
-            message=f"has `--memory-swap={values['memory-swap']}`, allowed with a `--memory` of at most as much",
-            hint="it limits memory and swap together",
+            path,
+            f"has `--memory-swap={values['memory-swap']}`, allowed with a `--memory` of at most as much",
+            "it limits memory and swap together",
         )
     if memory is not None and sizes.get("memory-reservation", 0) > memory:
-        yield Problem(
-            path=path, message="has a larger `--memory-reservation` than `--memory`, allowed is at most as much"
-        )
+        yield Problem(path, "has a larger `--memory-reservation` than `--memory`, allowed is at most as much")
 
 
 def _bytes(size: str) -> int:
@@ -227,9 +223,9 @@ def find_label_problems(labels: Mapping[str, str], path: str) -> Iterator[Proble
     for key, value in labels.items():
         where = join(path, key)
         if key.startswith("ray.io/"):
-            yield Problem(path=where, message="is a label that Ray sets", hint="choose another key")
+            yield Problem(where, "is a label that Ray sets", "choose another key")
         elif not _LABEL_KEY.fullmatch(key):
             allowed = "63 letters, digits, `-`, `_` and `.`, with an optional `DOMAIN/` before them"
-            yield Problem(path=where, message=f"is no key of a label, allowed are {allowed}")
+            yield Problem(where, f"is no key of a label, allowed are {allowed}")
         if not _LABEL_VALUE.fullmatch(value):
             yield wrong(where, value, "at most 63 letters, digits, `-`, `_` and `.`, a letter or digit at both ends")

@@ -13,8 +13,10 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from infra.settings.files import find_stack_file, load_stack_config
 from infra.settings.model import KEYS, NAMESPACE, StackSettings
 from infra.settings.rules import find_own_problems
 from infra.settings.stack_rules import find_stack_problems
@@ -65,7 +67,7 @@ def _find_typed_secrets(values: Mapping[str, Any]) -> list[Problem]:
     hint = "take it out and, where it was committed or shared, have a new one made; `runtime secrets put` takes values"
     message = "looks like the value of a secret, which is not repeated here"
     found = (path for path, value in leaves(values) if isinstance(value, str) and SECRET_VALUE.search(value))
-    return [Problem(path=path, message=message, hint=hint) for path in found]
+    return [Problem(path, message, hint) for path in found]
 
 
 def _with_place_of_values(problem: Problem) -> Problem:
@@ -87,6 +89,12 @@ def read_settings() -> StackSettings:
     return settings_from(pulumi.get_stack(), config, secrets)
 
 
+def load_settings(stack: str, folder: Path) -> StackSettings:
+    """Read the settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` without this file, and `InvalidSettings`."""
+    config = load_stack_config(find_stack_file(stack, folder))
+    return settings_from(stack, config.values, config.secrets)
+
+
 def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str] = ()) -> StackSettings:
     """Read the settings from a stack's whole configuration, whose keys have their namespace.
 
@@ -105,21 +113,7 @@ def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str
     return settings
 
 
-_PARTS: Final = frozenset(
-    {
-        "network",
-        "queues",
-        "records",
-        "buckets",
-        "registries",
-        "secrets",
-        "heads",
-        "kubernetes",
-        "access",
-        "ci",
-        "alerts",
-    }
-)
+_PARTS: Final = KEYS - {"project", "region", "zone", "protect", "adopt", "labels", "kms_key", "deployer", "impersonate"}
 """Keys with objects, which the rules about the whole stack read."""
 
 _FOREIGN_HINTS: Final = {
@@ -142,13 +136,13 @@ def _find_foreign(config: Mapping[str, Any]) -> list[Problem]:
         if namespace in (NAMESPACE, "pulumi"):
             continue
         hint = _FOREIGN_HINTS.get(key) or suggest(namespace, [NAMESPACE]) or f"our keys begin with `{NAMESPACE}:`"
-        found.append(Problem(path=key, message="is a key of another namespace", hint=hint))
+        found.append(Problem(key, "is a key of another namespace", hint))
     return found
 
 
 def _find_secret(secrets: Collection[str]) -> list[Problem]:
     hint = "`runtime secrets put` takes values; `secrets` has their names only"
-    return [Problem(path=key, message="is encrypted, and no setting is a secret", hint=hint) for key in sorted(secrets)]
+    return [Problem(key, "is encrypted, and no setting is a secret", hint) for key in sorted(secrets)]
 
 
 def _find_open_door(config: Mapping[str, Any]) -> list[Problem]:
@@ -157,7 +151,7 @@ def _find_open_door(config: Mapping[str, Any]) -> list[Problem]:
         return []
     seen = f"is `{config[key]}`" if key in config else "is not set"
     hint = f'add `{key}: ["*"]`: a default provider takes whatever project the shell happens to be in'
-    return [Problem(path=key, message=f'{seen}, allowed is `["*"]`', hint=hint)]
+    return [Problem(key, f'{seen}, allowed is `["*"]`', hint)]
 
 
 # values

@@ -151,14 +151,14 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
     if network.flow_logs and network.subnet is not None:
         yield Problem(
-            path=join(path, "flow_logs"),
-            message="is set beside `subnet`, and its owner says what is logged there",
-            hint="leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
+            join(path, "flow_logs"),
+            "is set beside `subnet`, and its owner says what is logged there",
+            "leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
         )
     if network.nat_addresses and network.subnet is not None:
-        yield Problem(path=join(path, "nat_addresses"), message="is set beside `subnet`, whose owner makes its NAT")
+        yield Problem(join(path, "nat_addresses"), "is set beside `subnet`, whose owner makes its NAT")
     if network.network is not None and network.subnet is None:
-        yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
+        yield Problem(join(path, "network"), "is set without `subnet`", "name the subnet as well")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
@@ -170,7 +170,7 @@ def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
     if bucket.existing is not None:
         for key in ("bucket", "delete_after_days"):
             if getattr(bucket, key):
-                yield Problem(path=join(path, key), message="is set beside `existing`, whose owner decides it")
+                yield Problem(join(path, key), "is set beside `existing`, whose owner decides it")
     for prefix, days in bucket.delete_after_days.items():
         where = join(path, f"delete_after_days.{prefix}")
         if not re.fullmatch("[^/].*/", prefix):
@@ -179,9 +179,9 @@ def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
             yield wrong(where, days, "1 to 3,650")
     if not bucket.readers and not bucket.writers:
         yield Problem(
-            path=path,
-            message="has neither `readers` nor `writers`: nobody could use it",
-            hint="`writers: [workers, clusters, operators, researchers]` lets in all of the stack",
+            path,
+            "has neither `readers` nor `writers`: nobody could use it",
+            "`writers: [workers, clusters, operators, researchers]` lets in all of the stack",
         )
     for key in ("readers", "writers"):
         members: tuple[str, ...] = getattr(bucket, key)
@@ -193,7 +193,7 @@ def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
                 allowed = f"one of {', '.join(AUDIENCES)}, or an IAM principal"
                 yield wrong(where, member, allowed, suggest(member, AUDIENCES))
     for member in sorted({*bucket.readers} & {*bucket.writers}):
-        yield Problem(path=join(path, "readers"), message=f"has `{member}`, a writer", hint="writers read, too")
+        yield Problem(join(path, "readers"), f"has `{member}`, a writer", "writers read, too")
 
 
 def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
@@ -222,15 +222,15 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
             )
     if secret.attempts is not None and Role.WORKER not in secret.readers:
         yield Problem(
-            path=join(path, "attempts"),
-            message=f"is `{secret.attempts.value}`, and workers may not read the secret",
-            hint="add `worker` to its `readers`, or leave `attempts` out",
+            join(path, "attempts"),
+            f"is `{secret.attempts.value}`, and workers may not read the secret",
+            "add `worker` to its `readers`, or leave `attempts` out",
         )
     if secret.existing is not None and secret.regions:
         yield Problem(
-            path=join(path, "regions"),
-            message="is set beside `existing`, and the stack that owns the secret says where it is kept",
-            hint="leave it out",
+            join(path, "regions"),
+            "is set beside `existing`, and the stack that owns the secret says where it is kept",
+            "leave it out",
         )
 
 
@@ -255,7 +255,7 @@ def _head_size_problems(head: HeadSettings, path: str) -> Iterator[Problem]:
     if memory_gib is not None:
         if memory_gib < LEAST_HEAD_GIB:
             seen = f"is `{head.machine_type}` with {memory_gib:g} GiB of memory, and Ray's head needs {LEAST_HEAD_GIB}"
-            yield Problem(path=join(path, "machine_type"), message=seen, hint="the default, `n2-standard-8`, has 32")
+            yield Problem(join(path, "machine_type"), seen, "the default, `n2-standard-8`, has 32")
         yield from find_shm_problems(head.container, path, head.machine_type, memory_gib)
     vcpus = catalog.count_vcpus(head.machine_type)
     if vcpus is not None:
@@ -297,9 +297,9 @@ def _pool(pool: TpuPoolSettings, path: str) -> Iterator[Problem]:
     if pool.cpus is not None and not 1 <= pool.cpus <= (host.vcpus if host else LARGEST):
         most = f" to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`" if host else " or more"
         yield Problem(
-            path=join(path, "cpus"),
-            message=f"is {pool.cpus:,}, allowed are 1{most}",
-            hint=f"leave it out for half of them, {host.vcpus // 2}" if host else None,
+            join(path, "cpus"),
+            f"is {pool.cpus:,}, allowed are 1{most}",
+            f"leave it out for half of them, {host.vcpus // 2}" if host else None,
         )
     if host is not None:
         yield from find_shm_problems(pool.container, path, pool.accelerator, host.memory_gib)
@@ -315,9 +315,9 @@ def _buffer_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
         yield wrong(where, pool.buffer, f"0 to `max`, {pool.max}")
     elif pool.buffer and pool.min >= pool.max:
         yield Problem(
-            path=where,
-            message=f"is {pool.buffer}, and all nodes of the pool exist at all times: `min` is `max`, {pool.max}",
-            hint="leave it out, or lower `min`",
+            where,
+            f"is {pool.buffer}, and all nodes of the pool exist at all times: `min` is `max`, {pool.max}",
+            "leave it out, or lower `min`",
         )
 
 
@@ -334,18 +334,18 @@ def _accelerator_problems(pool: TpuPoolSettings, path: str) -> Iterator[Problem]
     for key in ("min", "buffer") if count_hosts(pool) > 1 else ():
         if getattr(pool, key):
             yield Problem(
-                path=join(path, key),
-                message=f"is {getattr(pool, key)}, and slices of several hosts come and go with work: allowed is 0",
-                hint=f"write `{key}: 0`; `runtime cluster add` makes a slice that stays",
+                join(path, key),
+                f"is {getattr(pool, key)}, and slices of several hosts come and go with work: allowed is 0",
+                f"write `{key}: 0`; `runtime cluster add` makes a slice that stays",
             )
     if catalog.find_tpu_host(pool.accelerator) is None and pool.cpus is None:
         family = catalog.TPU_FAMILIES.get(name)
         nearest = None if family else suggest(name, families)
         sizes = ", ".join(f"{name}-{each}" for each in family.hosts) if family else ", ".join(families)
         yield Problem(
-            path=join(path, "cpus"),
-            message=f"is not set, and the hosts of `{pool.accelerator}` are not known here; known are {sizes}",
-            hint=f"{nearest or ''} if Google has it: set `cpus` to what Ray may hand out on each host".lstrip(),
+            join(path, "cpus"),
+            f"is not set, and the hosts of `{pool.accelerator}` are not known here; known are {sizes}",
+            f"{nearest or ''} if Google has it: set `cpus` to what Ray may hand out on each host".lstrip(),
         )
 
 
@@ -360,7 +360,7 @@ def _software_problems(pool: TpuPoolSettings, where: str) -> Iterator[Problem]:
     made_for = catalog.software_family(pool.runtime_version)
     if known and made_for and made_for != family:
         message = f"is `{pool.runtime_version}`, which is for {made_for}, not {family}"
-        yield Problem(path=where, message=message, hint=hint)
+        yield Problem(where, message, hint)
 
 
 def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
@@ -370,12 +370,12 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
             yield from _member_problems(member, f"{join(path, key)}[{index}]", programs_only=key == "workers")
     for member in sorted({*access.operators} & {*access.researchers}):
         where = f"{join(path, 'researchers')}[{access.researchers.index(member)}]"
-        yield Problem(path=where, message=f"is `{member}`, which `operators` has too", hint="operators have its rights")
+        yield Problem(where, f"is `{member}`, which `operators` has too", "operators have its rights")
     if access.project_grants is False and not (access.operators or access.researchers):
         yield Problem(
-            path=join(path, "project_grants"),
-            message="is `false`, and there is nobody whose grants another stack could make",
-            hint="name `operators` or `researchers`, or leave it out",
+            join(path, "project_grants"),
+            "is `false`, and there is nobody whose grants another stack could make",
+            "name `operators` or `researchers`, or leave it out",
         )
 
 
@@ -383,7 +383,7 @@ def _member_problems(member: str, where: str, *, programs_only: bool = False) ->
     kind, _, rest = member.partition(":")
     address = rest if kind == "domain" else rest.rpartition("@")[2]
     if member in ("allUsers", "allAuthenticatedUsers") or (address.lower() in PUBLIC_DOMAINS and kind == "domain"):
-        yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a person or a group")
+        yield Problem(where, f"is `{member}`, which is everybody", "name a person or a group")
     elif kind in ("user", "group") and rest.endswith(".gserviceaccount.com"):
         yield wrong(where, member, "an account of a program as such", f"write `serviceAccount:{rest}`")
     elif not MEMBER.fullmatch(member):
@@ -395,7 +395,7 @@ def _member_problems(member: str, where: str, *, programs_only: bool = False) ->
         yield wrong(where, member, ", ".join(f"`{each}`" for each in (*people, *forms)), hint)
     elif programs_only and kind in ("group", "user", "domain"):
         hint = "people do a worker's work as `operators` or `researchers`"
-        yield Problem(path=where, message=f"is `{member}`, which is no program", hint=hint)
+        yield Problem(where, f"is `{member}`, which is no program", hint)
     elif "//" not in member and member != member.lower().replace("serviceaccount:", "serviceAccount:"):
         # Google's comparison knows no case: one of two spellings would take away what the other has.
         yield wrong(
@@ -405,7 +405,7 @@ def _member_problems(member: str, where: str, *, programs_only: bool = False) ->
 
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
     if not ci.repositories:
-        yield Problem(path=join(path, "repositories"), message="is empty: nothing could deploy", hint="name one")
+        yield Problem(join(path, "repositories"), "is empty: nothing could deploy", "name one")
     for name in ci.repositories:
         if not _OWNER_NAME.fullmatch(name):
             yield wrong(join(path, f"repositories.{name}"), name, "`owner/name`")
@@ -417,7 +417,7 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
 
 def _issuer(issuer: IssuerSettings, path: str) -> Iterator[Problem]:
     if not issuer.subjects:
-        yield Problem(path=join(path, "subjects"), message="is empty: nobody could sign in", hint="name one")
+        yield Problem(join(path, "subjects"), "is empty: nobody could sign in", "name one")
     if issuer.jwks is not None:
         yield from _jwks_problems(issuer.jwks, join(path, "jwks"))
 
@@ -428,12 +428,12 @@ def _jwks_problems(text: str, where: str) -> Iterator[Problem]:
         keys = json.loads(text)["keys"]
         private = any({"d", "k"} & key.keys() for key in keys)
     except (ValueError, KeyError, TypeError, AttributeError):
-        yield Problem(path=where, message='is no JSON Web Key Set, `{"keys": [{…}]}`', hint=hint)
+        yield Problem(where, 'is no JSON Web Key Set, `{"keys": [{…}]}`', hint)
         return
     if private:
-        yield Problem(path=where, message="has a private key, which nobody but the issuer needs", hint=hint)
+        yield Problem(where, "has a private key, which nobody but the issuer needs", hint)
     elif not keys:
-        yield Problem(path=where, message="has no key: no token could be verified", hint=hint)
+        yield Problem(where, "has no key: no token could be verified", hint)
 
 
 def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:
@@ -449,7 +449,7 @@ def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Probl
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
     if not alerts.emails and not alerts.channels:
         hint = "write at least one address or one of `channels`, or leave `alerts` out"
-        yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody", hint=hint)
+        yield Problem(join(path, "emails"), "is empty: alerts would reach nobody", hint)
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
             yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
@@ -484,25 +484,24 @@ def _name_problems(members: Mapping[str, object], path: str) -> Iterator[Problem
         if not _NAME.fullmatch(name):
             readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
             hint = f"did you mean `{readable}`?" if _NAME.fullmatch(readable) else None
-            yield Problem(path=join(path, name), message=f"is no name, allowed are {_NAME_RULE}", hint=hint)
+            yield Problem(join(path, name), f"is no name, allowed are {_NAME_RULE}", hint)
 
 
 def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
     for key, value in labels.items():
         where = join(path, key)
         if key in OWN_LABELS:
-            yield Problem(path=where, message="is a label that every resource gets from us", hint="choose another key")
+            yield Problem(where, "is a label that every resource gets from us", "choose another key")
         elif key.startswith(("goog", "ray-", "pulumi")):
-            yield Problem(path=where, message="is a key that Google, Ray or Pulumi keeps for itself")
+            yield Problem(where, "is a key that Google, Ray or Pulumi keeps for itself")
         elif not _LABEL_KEY.fullmatch(key):
             yield Problem(
-                path=where,
-                message="is no label key, allowed are 63 lower case letters, digits, `-` and `_`, a letter first",
+                where, "is no label key, allowed are 63 lower case letters, digits, `-` and `_`, a letter first"
             )
         if not _LABEL_VALUE.fullmatch(value):
             yield wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
     if len(labels) > 60:
-        yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
+        yield Problem(path, f"has {len(labels)} labels, allowed are 60")
 
 
 def count_hosts(pool: TpuPoolSettings) -> int:

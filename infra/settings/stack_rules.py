@@ -40,7 +40,7 @@ def _place(settings: StackSettings) -> Iterator[Problem]:
         users = ", ".join(f"`{part}`" for part in parts if getattr(settings, part))
         for key in ("project", "region"):
             if getattr(settings, key) is None:
-                yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
+                yield Problem(key, f"is not set, and {users} need it", "no default is taken for it")
     if settings.region is not None:
         yield from _region_problems(settings.region, "region")
     zones = {"zone": settings.zone} | {f"heads.{name}.zone": head.zone for name, head in settings.heads.items()}
@@ -49,7 +49,7 @@ def _place(settings: StackSettings) -> Iterator[Problem]:
             allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
             yield wrong(path, zone, allowed)
     if any((head.zone or settings.zone) is None for head in settings.heads.values()):
-        yield Problem(path="zone", message="is not set, and `heads` need it", hint=_zone_hint(settings))
+        yield Problem("zone", "is not set, and `heads` need it", _zone_hint(settings))
 
 
 def _regions(settings: StackSettings) -> Iterator[Problem]:
@@ -74,13 +74,13 @@ def _buckets(settings: StackSettings) -> Iterator[Problem]:
             for index, member in enumerate(getattr(bucket, key)):
                 if member in there and not there[member][1]:
                     where = f"buckets.{name}.{key}[{index}]"
-                    yield Problem(path=where, message=f"is `{member}`, and `{there[member][0]}` is not set")
+                    yield Problem(where, f"is `{member}`, and `{there[member][0]}` is not set")
     if settings.project is None:
         return
     records = settings.bucket_names.get("records")
     for path, taken in settings.bucket_names.items():
         if path != "records" and taken == records:
-            yield Problem(path=path, message="has the name of the task records' bucket", hint="choose another")
+            yield Problem(path, "has the name of the task records' bucket", "choose another")
         elif taken.endswith("-pulumi-state"):
             # So does `scripts/bootstrap` name it.
             yield wrong(path, taken, "a bucket that does not hold Pulumi's state")
@@ -91,9 +91,9 @@ def _heads(settings: StackSettings) -> Iterator[Problem]:
         return
     if settings.network is None:
         yield Problem(
-            path="network",
-            message="is not set, and `heads` need it",
-            hint="`network: {cidr: 10.64.0.0/20}` makes one, `subnet` uses one that exists",
+            "network",
+            "is not set, and `heads` need it",
+            "`network: {cidr: 10.64.0.0/20}` makes one, `subnet` uses one that exists",
         )
     for name, head in settings.heads.items():
         for index, secret in enumerate(head.environment):
@@ -112,9 +112,9 @@ def _taken_variable_problems(settings: StackSettings, name: str, head: HeadSetti
     for path, machine in places.items():
         for variable in sorted(carriers.keys() & machine.variables.keys()):
             yield Problem(
-                path=f"{path}.variables.{variable}",
-                message=f"is the variable of the secret `{carriers[variable]}`, which `environment` names",
-                hint="leave one of them out",
+                f"{path}.variables.{variable}",
+                f"is the variable of the secret `{carriers[variable]}`, which `environment` names",
+                "leave one of them out",
             )
 
 
@@ -128,10 +128,10 @@ def _head_image_problems(settings: StackSettings, path: str, image: str) -> Iter
     source = image.partition("@")[0].rpartition("/")[0]
     own = f"-docker.pkg.dev/{image_path(settings.project)}/" in image
     yield Problem(
-        path=path,
-        message=f"is in a repository that is not of this stack{', so its nodes may not read it' if own else ''};"
+        path,
+        f"is in a repository that is not of this stack{', so its nodes may not read it' if own else ''};"
         f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
-        hint=suggest(source, known) if own else f"if you trust it: `overrides: {{images: [{source}]}}`",
+        suggest(source, known) if own else f"if you trust it: `overrides: {{images: [{source}]}}`",
     )
 
 
@@ -146,9 +146,9 @@ def _boot_image_problems(settings: StackSettings, path: str, image: str) -> Iter
     known = sorted(find_image_projects(settings))
     if found and found["project"] not in known:
         yield Problem(
-            path=path,
-            message=f"is an image of the project `{found['project']}`, allowed are {', '.join(known)}",
-            hint=suggest(found["project"], known)
+            path,
+            f"is an image of the project `{found['project']}`, allowed are {', '.join(known)}",
+            suggest(found["project"], known)
             or f"if you trust it: `overrides: {{boot_image_projects: [{found['project']}]}}`",
         )
 
@@ -173,9 +173,9 @@ def _subnet(settings: StackSettings) -> Iterator[Problem]:
     needed = count_machines(settings)
     if needed > room:
         yield Problem(
-            path="network.cidr",
-            message=f"is `{network.cidr}` with room for {room:,} machines, and the pools' maxima with the heads are {needed:,}",
-            hint=f"a /{32 - (needed + GOOGLES_ADDRESSES - 1).bit_length()} would do",
+            "network.cidr",
+            f"is `{network.cidr}` with room for {room:,} machines, and the pools' maxima with the heads are {needed:,}",
+            f"a /{32 - (needed + GOOGLES_ADDRESSES - 1).bit_length()} would do",
         )
 
 
@@ -183,11 +183,7 @@ def _queues(settings: StackSettings) -> Iterator[Problem]:
     for name in settings.queues:
         if name.endswith("-dead") and name.removesuffix("-dead") in settings.queues:
             other = name.removesuffix("-dead")
-            yield Problem(
-                path=f"queues.{name}",
-                message=f"has the name of the dead letters of `{other}`",
-                hint="choose another name",
-            )
+            yield Problem(f"queues.{name}", f"has the name of the dead letters of `{other}`", "choose another name")
     if settings.alerts is None:
         return
     days = settings.alerts.oldest_task_days
@@ -207,17 +203,17 @@ def _secrets(settings: StackSettings) -> Iterator[Problem]:
         if counts[secret.env] > 1:
             others = sorted(other for other, its in settings.secrets.items() if its.env == secret.env and other != name)
             yield Problem(
-                path=f"secrets.{name}.env",
-                message=f"is `{secret.env}`, which `{', '.join(others)}` has too",
-                hint="a variable carries one secret",
+                f"secrets.{name}.env",
+                f"is `{secret.env}`, which `{', '.join(others)}` has too",
+                "a variable carries one secret",
             )
         for index, role in enumerate(secret.readers):
             part = READERS_OF.get(role)
             if part is not None and not getattr(settings, part):
                 yield Problem(
-                    path=f"secrets.{name}.readers[{index}]",
-                    message=f"is `{role.value}`, and without `{part}` a stack has no account of that role",
-                    hint="leave it out",
+                    f"secrets.{name}.readers[{index}]",
+                    f"is `{role.value}`, and without `{part}` a stack has no account of that role",
+                    "leave it out",
                 )
 
 
@@ -227,9 +223,9 @@ def _registries(settings: StackSettings) -> Iterator[Problem]:
         for url in sorted(made_repository_urls(settings, name)):
             if url in owners:
                 yield Problem(
-                    path=f"registries.{name}.repository",
-                    message=f"gives the repository {url} that `registries.{owners[url]}` makes",
-                    hint="choose another `repository`",
+                    f"registries.{name}.repository",
+                    f"gives the repository {url} that `registries.{owners[url]}` makes",
+                    "choose another `repository`",
                 )
             owners[url] = name
 
@@ -241,9 +237,9 @@ def _kubernetes_clusters(settings: StackSettings) -> Iterator[Problem]:
             value = getattr(cluster, key)
             if counts[value] > 1:
                 yield Problem(
-                    path=f"kubernetes.{name}.{key}",
-                    message=f"is `{value}`, which another cluster of this stack has too",
-                    hint="put the namespaces of one cluster under one name",
+                    f"kubernetes.{name}.{key}",
+                    f"is `{value}`, which another cluster of this stack has too",
+                    "put the namespaces of one cluster under one name",
                 )
 
 
@@ -254,9 +250,9 @@ def _pipeline(settings: StackSettings) -> Iterator[Problem]:
         for part in parts:
             if getattr(settings, part):
                 yield Problem(
-                    path=part,
-                    message="is set beside `ci`, and a pipeline that deploys this stack could change its own rights",
-                    hint="put `ci` into a stack of its own, which a person brings up",
+                    part,
+                    "is set beside `ci`, and a pipeline that deploys this stack could change its own rights",
+                    "put `ci` into a stack of its own, which a person brings up",
                 )
     if settings.deployer is None:
         return
@@ -278,7 +274,7 @@ def _pipeline(settings: StackSettings) -> Iterator[Problem]:
         ("impersonate", settings.impersonate, "acts as its own account", "leave it out"),
     ):
         if is_set:
-            yield Problem(path=path, message=f"is set, and the pipeline that deploys this stack {why}", hint=hint)
+            yield Problem(path, f"is set, and the pipeline that deploys this stack {why}", hint)
     lists = {
         "access.operators": access.operators,
         "access.researchers": access.researchers,
@@ -289,7 +285,7 @@ def _pipeline(settings: StackSettings) -> Iterator[Problem]:
     for path, members in lists.items():
         if (member := f"serviceAccount:{settings.deployer}") in members:
             hint = "leave it out; the stack with `ci` says what it may do"
-            yield Problem(path=path, message=f"has `{member}`, the stack's `deployer`", hint=hint)
+            yield Problem(path, f"has `{member}`, the stack's `deployer`", hint)
 
 
 _SIGNED_IN: Final = (
@@ -303,12 +299,12 @@ def _workload_identity(settings: StackSettings) -> Iterator[Problem]:
         for namespace, its in cluster.namespaces.items():
             if its.workload_identity and not settings.queues:
                 yield Problem(
-                    path=f"kubernetes.{name}.namespaces.{namespace}.workload_identity",
-                    message="is set, and without `queues` a stack has no account `worker` to act as",
-                    hint="set `queues`, or leave it out",
+                    f"kubernetes.{name}.namespaces.{namespace}.workload_identity",
+                    "is set, and without `queues` a stack has no account `worker` to act as",
+                    "set `queues`, or leave it out",
                 )
     if settings.federation and settings.ci is None and not settings.queues:
-        yield Problem(path="federation", message="is set, and without `queues` there is nothing to sign in for")
+        yield Problem("federation", "is set, and without `queues` there is nothing to sign in for")
 
 
 def _idle(settings: StackSettings) -> Iterator[Problem]:
@@ -323,7 +319,7 @@ def _idle(settings: StackSettings) -> Iterator[Problem]:
     }
     for key, is_set in idle.items():
         if is_set:
-            yield Problem(path=key, message="is set, and nothing of Google is in this stack", hint="leave it out")
+            yield Problem(key, "is set, and nothing of Google is in this stack", "leave it out")
 
 
 _RULES: Final = (

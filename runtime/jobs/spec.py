@@ -534,7 +534,7 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     spec, problems = read_record(JobSpec, value)
     if isinstance(value, Mapping) and "command" not in value and "call" not in value:
         spec, unknown = None, sum("." not in each.path and each.message == NO_FIELD for each in problems)
-        problems.insert(unknown, Problem(path="command", message="is missing"))
+        problems.insert(unknown, Problem("command", "is missing"))
     if spec is None:
         raise InvalidSpec(source, [replace(each, hint=NOWHERE.get(each.path, each.hint)) for each in problems])
     return spec

@@ -169,7 +169,6 @@ BROKEN_RULES = {
     "dead-letters",
     "labels",
     "no-expiry",
-    "parented",
     "project-grants",
     "regions",
     "retention",

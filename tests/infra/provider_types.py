@@ -115,12 +115,12 @@ def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterato
         if name not in fields:
             # The SDK sends its own marks with a provider, which are not inputs.
             if not name.startswith("__"):
-                yield Problem(path=inner, message=_unknown_key(name, fields))
+                yield Problem(inner, _unknown_key(name, fields))
         elif item is not None:
             yield from _problems(fields[name].type, item, inner)
     for name, each in fields.items():
         if each.required and value.get(name) is None:
-            yield Problem(path=join(path, name), message="is missing and required")
+            yield Problem(join(path, name), "is missing and required")
 
 
 def _unknown_key(name: str, fields: Mapping[str, InputField]) -> str:
@@ -174,10 +174,10 @@ def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
             allowed = ", ".join(json.dumps(each) for each in typing.get_args(kind))
-            yield Problem(path=path, message=f"is {show(value)}, allowed: {allowed}")
+            yield Problem(path, f"is {show(value)}, allowed: {allowed}")
     elif origin is not None and issubclass(origin, collections.abc.Sequence):
         if not isinstance(value, list | tuple):
-            yield Problem(path=path, message=f"is {show(value)}, expected a list")
+            yield Problem(path, f"is {show(value)}, expected a list")
             return
         (item,) = typing.get_args(kind)
         for index, each in enumerate(value):
@@ -185,7 +185,7 @@ def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     elif origin is None and not _types.is_input_type(kind):
         yield from _scalar_problems(kind, value, path)
     elif not isinstance(value, Mapping):
-        yield Problem(path=path, message=f"is {show(value)}, expected an object")
+        yield Problem(path, f"is {show(value)}, expected an object")
     elif origin is None:
         yield from _object_problems(kind, value, path)
     else:
@@ -198,12 +198,12 @@ def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         allowed = [each.value for each in kind]
         if value not in allowed:
-            yield Problem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
+            yield Problem(path, f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
         return
     if kind is float and type(value) is int:
         return
     if kind in EXPECTED and type(value) is not kind:
-        yield Problem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
+        yield Problem(path, f"is {show(value)}, expected {EXPECTED[kind]}")
 
 
 EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}

@@ -382,10 +382,6 @@ def _provider() -> pulumi.ResourceOptions:
     return pulumi.ResourceOptions(provider=Provider("google", project=LAB))
 
 
-def test_report_on_resource_without_provider_is_found() -> None:
-    assert ("policy", "explicit-provider") in broken(report_of(_topic))
-
-
 def _topic() -> None:
     pubsub.Topic("t", name="t-1", project=LAB)
 

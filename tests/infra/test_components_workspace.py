@@ -16,7 +16,6 @@ from infra.export import export
 from infra.program import build
 from infra.settings.model import ClaimSettings, KubernetesAccess, NamespaceSettings, StackSettings
 from infra.settings.read import InvalidSettings, find_problems
-from runtime.errors import InvalidValue
 from tests.infra.provider_types import find_input_problems
 
 LABELS = {"managed-by": "research-runtime", "stack": "lab"}
@@ -390,13 +389,6 @@ def test_wrong_settings_are_refused_before_anything_is_registered() -> None:
         record_workspace(wrong)
 
     assert {problem.path for problem in refused.value.problems} == {"lab-l2r.launchers[0]", "lab-l2r.claims.a.size"}
-
-
-def test_label_that_kubernetes_does_not_take_is_refused() -> None:
-    with pytest.raises(InvalidValue) as refused:
-        record_workspace(FULL, labels={"team": "l2r-"})
-
-    assert (refused.value.field, refused.value.value) == ("value of the label `team`", "l2r-")
 
 
 # a cluster with several namespaces

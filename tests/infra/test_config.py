@@ -812,8 +812,8 @@ def test_part_that_cannot_be_read_hides_nothing_that_is_wrong_in_another() -> No
 
 def test_invalid_settings_render_a_line_per_problem_and_where_to_read_on() -> None:
     problems = [
-        Problem(path="zone", message="is not set", hint="set it"),
-        Problem(path="heads.a.disk_gb", message="is 1"),
+        Problem("zone", "is not set", "set it"),
+        Problem("heads.a.disk_gb", "is 1"),
     ]
 
     assert InvalidSettings("stack `west`", problems).render() == (
@@ -830,9 +830,9 @@ def test_pools_whose_maxima_do_not_fit_the_subnet_are_refused_with_the_size_that
 
     assert problems_of(values) == (
         Problem(
-            path="network.cidr",
-            message="is `10.64.0.0/21` with room for 2,044 machines, and the pools' maxima with the heads are 2,049",
-            hint="a /20 would do",
+            "network.cidr",
+            "is `10.64.0.0/21` with room for 2,044 machines, and the pools' maxima with the heads are 2,049",
+            "a /20 would do",
         ),
     )
 

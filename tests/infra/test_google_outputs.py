@@ -32,7 +32,6 @@ LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
                 "name": "projects/lab-1234/serviceAccounts/worker@lab-1234.iam.gserviceaccount.com",
                 "email": "worker@lab-1234.iam.gserviceaccount.com",
                 "member": "serviceAccount:worker@lab-1234.iam.gserviceaccount.com",
-                "uniqueId": UNKNOWN,
             },
         ),
         (
@@ -43,7 +42,7 @@ LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
         (
             "gcp:secretmanager/secret:Secret",
             {"secretId": "hf", "project": "lab-1234"},
-            {"id": "projects/lab-1234/secrets/hf", "name": UNKNOWN, "createTime": UNKNOWN},
+            {"id": "projects/lab-1234/secrets/hf", "name": UNKNOWN},
         ),
         (
             "gcp:compute/network:Network",
@@ -51,15 +50,12 @@ LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
             {
                 "id": "projects/lab-1234/global/networks/n",
                 "selfLink": f"{LINK}/global/networks/n",
-                "creationTimestamp": UNKNOWN,
-                "networkId": UNKNOWN,
-                "numericId": UNKNOWN,
             },
         ),
         (
             "gcp:projects/iAMCustomRole:IAMCustomRole",
             {"roleId": "head", "project": "lab-1234"},
-            {"id": "projects/lab-1234/roles/head", "name": "projects/lab-1234/roles/head", "deleted": False},
+            {"id": "projects/lab-1234/roles/head", "name": "projects/lab-1234/roles/head"},
         ),
         (
             "gcp:iam/workloadIdentityPool:WorkloadIdentityPool",
@@ -67,7 +63,6 @@ LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
             {
                 "id": "projects/lab-1234/locations/global/workloadIdentityPools/ci-1",
                 "name": UNKNOWN,
-                "state": UNKNOWN,
             },
         ),
         ("gcp:unheard/of:Thing", {"name": "x"}, {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pulumi
@@ -11,9 +10,8 @@ import pulumi_kubernetes as kubernetes
 import pytest
 
 from infra.policy.base import StackBounds
-from infra.policy.rules import apply_rule
 from tests.infra.test_policy_bad_graphs import account, known_later
-from tests.infra.test_policy_rules import AGENT, DENY, LABELS, THERE, Lab, Program, found_by, group_grant, queue, run
+from tests.infra.test_policy_rules import AGENT, DENY, LABELS, THERE, Lab, Program, found_by, group_grant, queue
 
 BOUNDS = StackBounds(
     project="my-lab",
@@ -35,10 +33,6 @@ def provider_with_a_token(lab: Lab) -> None:
 
 def topic(**labels: str) -> Program:
     return lambda lab: gcp.pubsub.Topic("lab-t", name="t", labels=labels, opts=lab.opts()) and None
-
-
-def child_of_a_resource(lab: Lab) -> None:
-    gcp.pubsub.Topic("lab-t-t", name="t", opts=pulumi.ResourceOptions(parent=lab.topic("t")))
 
 
 def identity(*, service: str | None) -> Program:
@@ -173,7 +167,6 @@ JUDGED: dict[str, tuple[str, Program, list[str]]] = {
         made(gcp.artifactregistry.Repository, repository_id="r", location="global", format="DOCKER"),
         [],
     ),
-    "child-of-a-resource": ("parented", child_of_a_resource, ["belongs to no component"]),
     # APIs
     "agent-before-its-api": ("api-first", identity(service=None), ["does not wait until pubsub.googleapis.com is on"]),
     "agent-after-its-api": ("api-first", identity(service="pubsub"), []),
@@ -297,23 +290,3 @@ def test_rule_says_of_a_graph_what_is_wrong_with_it_and_no_more(name: str) -> No
 
 def test_machine_of_its_account_is_allowed_once_the_account_is_known() -> None:
     assert found_by("closed-instances", machine_of_its_account, BOUNDS, day=THERE) == []
-
-
-@pytest.mark.parametrize(
-    ("provider", "count"),
-    [
-        ("urn:pulumi:dev::lab::pulumi:providers:gcp::google::1", 0),
-        ("urn:pulumi:dev::lab::pulumi:providers:gcp::defaults-of-the-lab::1", 0),
-        ("urn:pulumi:dev::lab::pulumi:providers:gcp::default::1", 1),
-        ("urn:pulumi:dev::lab::pulumi:providers:gcp::default_9_3_0::1", 1),
-        ("google", 1),
-        (None, 1),
-    ],
-)
-def test_provider_is_one_of_the_stack_and_no_default_one(provider: str | None, count: int) -> None:
-    resources = [
-        replace(each, provider=provider) if each.name == "lab-t" else each
-        for each in run(topic(), component="runtime:test:Lab").resources
-    ]
-
-    assert len(apply_rule("explicit-provider", resources)) == count

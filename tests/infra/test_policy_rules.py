@@ -209,18 +209,6 @@ def dead_letters_to_nowhere(lab: Lab) -> None:
     lab.subscription("sub", lab.topic("tasks"), **lab.dead_letters(lab.topic("dead")))
 
 
-def default_provider(lab: Lab) -> None:
-    gcp.pubsub.Topic("lab-t", name="t")
-
-
-def ungrouped(lab: Lab) -> None:
-    gcp.pubsub.Topic("lab-t", name="t", opts=pulumi.ResourceOptions(provider=lab.google))
-
-
-def misnamed(lab: Lab) -> None:
-    gcp.pubsub.Topic("topic", name="t", opts=lab.opts())
-
-
 def key(lab: Lab) -> None:
     gcp.serviceaccount.Key("lab-key", service_account_id="a", opts=lab.opts())
 
@@ -432,8 +420,6 @@ KEPT: list[tuple[str, Program]] = [
     ("regions", strays),
     ("claims", lambda lab: lab.claim("1Ti", "fast")),
     ("closed-namespaces", lambda lab: lab.namespace(deny=DENY)),
-    ("explicit-provider", labelled),
-    ("parented", labelled),
     ("api-first", waits_for_api),
     ("api-first", waits_with_its_parent),
     ("agent-first", lambda lab: grants_to_agent(lab, waits=True)),
@@ -633,9 +619,6 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         clusters_own,
         [("lab-r", "is in the namespace `kube-system`, which is the cluster's own")],
     ),
-    ("explicit-provider", default_provider, [("lab-t", "uses the default provider")]),
-    ("parented", ungrouped, [("lab-t", "belongs to no component")]),
-    ("parented", misnamed, [("topic", "is named `topic`, and its component `lab`")]),
     (
         "api-first",
         lonely_subscription,

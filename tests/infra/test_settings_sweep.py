@@ -103,7 +103,7 @@ def refusals(parse: Callable[[], object]) -> list[Problem]:
         parse()
     except InvalidSettings as refused:
         text = refused.render()
-        return [*refused.problems, *([] if text.replace("\n", "").isprintable() else [Problem(path="?", message=text)])]
+        return [*refused.problems, *([] if text.replace("\n", "").isprintable() else [Problem("?", text)])]
     return []
 
 

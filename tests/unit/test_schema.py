@@ -52,11 +52,11 @@ def test_reader_without_a_required_field_has_no_value() -> None:
     reader = Lenient()
 
     assert reader.read(Outer, {"name": None}, "") is UNREADABLE
-    assert reader.problems == [Problem(path="name", message="is missing")]
+    assert reader.problems == [Problem("name", "is missing")]
 
 
 def test_problem_is_one_printable_line() -> None:
-    assert str(Problem(path="a\nb", message="is `\x1b[2J`")) == "`a\\nb` is `\\x1b[2J`"
+    assert str(Problem("a\nb", "is `\x1b[2J`")) == "`a\\nb` is `\\x1b[2J`"
 
 
 def test_record_with_bytes_that_are_no_utf8_names_the_fields_that_hold_them() -> None:

@@ -29,11 +29,7 @@ def refuse_secrets(plan: LaunchPlan, *, source: str) -> None:
     `JobSpec` itself refuses such values in `env`, and nothing here, since it also reads jobs of earlier versions.
     """
     found = [
-        Problem(
-            path=path,
-            message=f"has a value for `{name}`, which looks like a secret: name it in `secrets` instead",
-            hint=_HINT,
-        )
+        Problem(path, f"has a value for `{name}`, which looks like a secret: name it in `secrets` instead", _HINT)
         for path, name in _find_in_spec(plan)
         if name
     ]
