@@ -38,7 +38,10 @@ def preflight(settings: StackSettings, api: GoogleApi | None) -> Iterator[Prefli
         yield ok("project", "the stack has no Google resources, so there is nothing to ask")
         return
     reached = False
-    first: list[tuple[str, Look]] = [("identity", lambda: _identity(api)), ("project", lambda: _project(settings, api))]
+    first: list[tuple[str, Look]] = [
+        ("identity", lambda: [ok("identity", api.who() or "credentials that do not tell whose they are")]),
+        ("project", lambda: _project(settings, api)),
+    ]
     for check, look in first:
         try:
             yield from guard(check, look)
@@ -114,10 +117,6 @@ def _shown(findings: Iterable[PreflightFinding], output: str) -> Iterator[Prefli
                 say(f"{'':<36}fix: {finding.fix}\n")
             sys.stdout.flush()
         yield finding
-
-
-def _identity(api: GoogleApi) -> Iterator[PreflightFinding]:
-    yield ok("identity", api.who() or "credentials that do not tell whose they are")
 
 
 def _project(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFinding]:

@@ -32,7 +32,7 @@ LARGEST: Final = 2**53 - 1
 # https://github.com/distribution/reference has the grammar.
 IMAGE_HOST: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
 IMAGE_PATH: Final = r"(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)"
-PROJECT_ID: Final = re.compile(r"(?:[a-z0-9-]+(?:\.[a-z0-9-]+)+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+PROJECT_ID: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9-]+(?:\.[a-z0-9-]+)+:[a-z][a-z0-9-]{0,28}[a-z0-9]")
 """Projects of before 2018 may be a domain's, `example.com:lab`."""
 ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 MAX_NODES: Final = 1024
@@ -156,7 +156,7 @@ SUBJECT: Final = _form(
 )
 SUBNET_LINK: Final = Form(SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
 WITHOUT_SPACES: Final = _form(r"(?:[!-~]|\w){1,253}", "a name without spaces and control characters, 253 at most")
-WORKLOAD_POOL: Final = _form(rf"{PROJECT_ID.pattern}\.svc\.id\.goog", "`PROJECT.svc.id.goog`")
+WORKLOAD_POOL: Final = _form(rf"(?:{PROJECT_ID.pattern})\.svc\.id\.goog", "`PROJECT.svc.id.goog`")
 
 
 def find_declared_problems(value: object, path: str) -> Iterator[Problem]:

@@ -80,6 +80,7 @@ PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 """Domains in which everybody can have an account."""
 _DOMAIN: Final = r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
 PERSON: Final = re.compile(rf"(?:group|user):{_EMAIL.pattern}|domain:(?P<domain>{_DOMAIN})")
+_VALUE: Final = r"""[^\s*'"\\]+"""
 _POOL: Final = (
     r"iam\.googleapis\.com/"
     r"(?:projects/[0-9]+/locations/global/workloadIdentityPools|locations/global/workforcePools)/[a-z0-9.-]+"
@@ -87,8 +88,8 @@ _POOL: Final = (
 MEMBER: Final = re.compile(
     rf"{PERSON.pattern}|serviceAccount:[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+\.gserviceaccount\.com"
     r"|serviceAccount:[a-z0-9.:-]+\.svc\.id\.goog\[[a-z0-9-]+/[a-z0-9.-]+\]"
-    rf"|principal://{_POOL}/subject/[!-~]+"
-    rf"|principalSet://{_POOL}/(?:group|namespace|attribute\.[a-z0-9_]+|kubernetes\.[a-z.]+)/[!-~]+"
+    rf"|principal://{_POOL}/subject/{_VALUE}"
+    rf"|principalSet://{_POOL}/(?:group|namespace|attribute\.[a-z0-9_]+|kubernetes\.[a-z.]+)/{_VALUE}"
 )
 """An IAM principal, and no whole pool. https://cloud.google.com/iam/docs/principal-identifiers"""
 DEPLOYED_PARTS: Final = (*CiSettings(repositories={}).deploys, "kms_key")

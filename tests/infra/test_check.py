@@ -758,13 +758,13 @@ def test_report_fields_of_a_bucket_show_unknown_inputs_as_text() -> None:
 def test_project_of_a_domain_is_written_as_google_writes_it_in_addresses(project: Project) -> None:
     inside = {"train": {"quota": {"pods": "9"}, "workload_identity": True}}
     cluster = {"context": "c", "cluster_identifier": "c", "server": "https://c.example.com", "namespaces": inside}
-    project.copy("dev", lambda config: config.update(project="example.com:my-lab", kubernetes={"gke": cluster}))
+    project.copy("dev", lambda config: config.update(project="example.com:lab", kubernetes={"gke": cluster}))
 
     report = check_stack("dev", folder=project.folder)
 
     assert report.findings == ()
     assert report.contract is not None
-    assert report.contract["identities"]["worker"]["email"] == "dev-worker@my-lab.example.com.iam.gserviceaccount.com"
+    assert report.contract["identities"]["worker"]["email"] == "dev-worker@lab.example.com.iam.gserviceaccount.com"
     (registry,) = report.contract["registries"]["images"].values()
-    assert registry["url"] == "us-central1-docker.pkg.dev/example.com/my-lab/dev-images"
-    assert "serviceAccount:example.com:my-lab.svc.id.goog[train/runtime-job]" in {each.member for each in report.grants}
+    assert registry["url"] == "us-central1-docker.pkg.dev/example.com/lab/dev-images"
+    assert "serviceAccount:example.com:lab.svc.id.goog[train/runtime-job]" in {each.member for each in report.grants}
