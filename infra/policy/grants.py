@@ -46,13 +46,9 @@ from infra.policy.base import (
 from infra.settings.rules import PERSON, PUBLIC_DOMAINS
 
 HEAD: Final = "runtime:ray:RayHead"
-
 DATA: Final = "runtime:bucket:Bucket"
-
 NODE_ROLES: Final = "runtime:ray:NodeRoles"
-
 FEDERATION: Final = "runtime:identity:Federation"
-
 PEOPLE: Final = "runtime:identity:Identity"
 
 TYPES: Final = frozenset(
