@@ -244,6 +244,28 @@ def kubernetes_node() -> Iterator[Kubernetes]:
     yield from _running_kubernetes(node=True)
 
 
+@pytest.fixture(scope="session")
+def python_image(kubernetes_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with a Python, on the node."""
+    from tests.images_support import INSTALL, TOOLS_FOLDER, tool_environment
+    from tests.kubernetes_support import PYTHON_IMAGE, run_script
+
+    require("an image with Python", TOOLS_FOLDER, INSTALL)
+    assert TOOLS_FOLDER is not None
+    archive = tmp_path_factory.mktemp("image") / "python.tar"
+    base = "docker.io/library/python:3.11.14-slim-bookworm"
+    subprocess.run(
+        ["buildah", "push", "--quiet", base, f"docker-archive:{archive}:{PYTHON_IMAGE}"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, **tool_environment(TOOLS_FOLDER)},
+    )
+    imported = run_script("import", str(kubernetes_node.folder), str(archive))
+    assert imported.returncode == 0, imported.stderr
+    archive.unlink()
+    return PYTHON_IMAGE
+
+
 def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
     from tests import kubernetes_support
 

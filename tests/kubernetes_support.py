@@ -26,6 +26,8 @@ from tests.services_support import PATIENCE_S, wait_until
 SCRIPT = Path(__file__).parents[1] / "scripts" / "kubernetes"
 INSTALL = "scripts/kubernetes install && scripts/kubernetes build"
 FIELD_MANAGER = "research-runtime"
+PYTHON_IMAGE = "test.local/python:3.11"
+"""The image that the fixture `python_image` imports onto the node."""
 
 # Read at import: each test gets its own cache folder, which lacks the build that took minutes.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "research-runtime" / "kubernetes"
@@ -72,6 +74,12 @@ class Kubernetes:
     def server(self) -> str:
         return str(self._cluster()["server"])
 
+    @property
+    def node_address(self) -> str:
+        """The address at which pods reach their node, which is this machine."""
+        [node] = client.CoreV1Api(self.administrator().api).list_node().items
+        return next(str(each.address) for each in node.status.addresses if each.type == "InternalIP")
+
     def administrator(self) -> Access:
         user = yaml.safe_load(self.kubeconfig.read_text())["users"][0]["user"]
         return Access(self, user["token"])
@@ -79,6 +87,15 @@ class Kubernetes:
     def account(self, namespace: str, name: str) -> Access:
         """Open the API as a service account."""
         return Access(self, self.token(namespace, name))
+
+    def bind_folder(self, namespace: str, claim: str, folder: Path) -> None:
+        """Make a claim by which pods read a folder of this machine."""
+        volume, common = f"{namespace}-{claim}", {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+        spec = {**common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}}
+        wanted = {**common, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}}
+        core = client.CoreV1Api(self.administrator().api)
+        core.create_persistent_volume({"metadata": {"name": volume}, "spec": spec})
+        core.create_namespaced_persistent_volume_claim(namespace, {"metadata": {"name": claim}, "spec": wanted})
 
     def token(self, namespace: str, name: str) -> str:
         """Create a token of a service account, as the API does for pods."""

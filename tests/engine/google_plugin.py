@@ -58,6 +58,9 @@ DEFAULT_AGENTS: Final = re.compile(
     r"\.gserviceaccount\.com"
 )
 
+POD: Final = re.compile(r"serviceAccount:[a-z][-a-z0-9]{4,28}[a-z0-9]\.svc\.id\.goog\[[-a-z0-9]+/[-.a-z0-9]+\]")
+"""A service account of a namespace on GKE. Google knows the pool of the project's clusters, and no account in them."""
+
 AGENTS: Final = {
     "pubsub": "service-{number}@gcp-sa-pubsub.iam.gserviceaccount.com",
     "tpu": "service-{number}@cloud-tpu.iam.gserviceaccount.com",
@@ -528,7 +531,7 @@ def _refuse_unless_possible(type_: str, inputs: Values) -> None:
 
 def _refuse_unknown_member(world: World, member: str) -> None:
     kind, _, email = member.partition(":")
-    if kind == "serviceAccount" and not DEFAULT_AGENTS.fullmatch(member):
+    if kind == "serviceAccount" and not (DEFAULT_AGENTS.fullmatch(member) or POD.fullmatch(member)):
         known = {each["outputs"].get("email") for each in world.resources.values()}
         if email not in known:
             raise Refused(f"Error 400: Service account {email} does not exist.")

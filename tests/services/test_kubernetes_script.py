@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -42,6 +43,14 @@ def test_node_runs_a_job_and_tells_its_logs_and_limits(kubernetes_node: Kubernet
     assert logs == ["index 0\n", "index 1\n"]
     (node,) = core.list_node().items
     assert node.metadata.name == "node-1"
+
+
+@pytest.mark.slow
+def test_bridge_keeps_its_address_when_pods_go(kubernetes_node: Kubernetes) -> None:
+    chosen = Path("/sys/class/net") / bridge_of(kubernetes_node.folder) / "addr_assign_type"
+
+    # NET_ADDR_SET: https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-class-net
+    assert chosen.read_text().strip() == "3"
 
 
 @pytest.fixture
@@ -148,15 +157,19 @@ def pids_of(folder: Path) -> list[int]:
     return found
 
 
+def bridge_of(folder: Path) -> str:
+    return f"rr-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
 def traces_of(folder: Path) -> dict[str, list[str]]:
-    digest = subprocess.run(["sha256sum"], input=str(folder), capture_output=True, text=True, check=True).stdout[:8]
+    digest = bridge_of(folder).removeprefix("rr-")
     groups = [str(each) for each in Path("/sys/fs/cgroup").glob(f"*/research-runtime-{digest}")]
     groups += [str(each) for each in Path("/sys/fs/cgroup").glob(f"research-runtime-{digest}")]
     notes = Path("/var/lib/cni/results")
     return {
         "processes": [str(each) for each in pids_of(folder)],
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if f" {folder}/" in line],
-        "bridge": [each.name for each in Path("/sys/class/net").iterdir() if each.name == f"rr-{digest}"],
+        "bridge": [each.name for each in Path("/sys/class/net").iterdir() if each.name == bridge_of(folder)],
         "cgroups": groups,
         "notes": [each.name for each in notes.glob(f"rr-{digest}-*")] if notes.exists() else [],
     }

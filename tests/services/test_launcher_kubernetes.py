@@ -64,11 +64,11 @@ from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite
 from tests.fakes.gcs import GcsServer
-from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
-from tests.kubernetes_support import Access, Kubernetes, run_script
+from tests.images_support import ROOT
+from tests.kubernetes_support import PYTHON_IMAGE, Access, Kubernetes
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, wait_for_right, workspace_objects
-from tests.services_support import MotoServer, PubsubEmulator, relayed, require, wait_until
+from tests.services_support import MotoServer, PubsubEmulator, relayed, wait_until
 from tests.shim_support import shims_with
 
 pytestmark = [
@@ -77,8 +77,6 @@ pytestmark = [
     pytest.mark.xdist_group("kubernetes-node"),
 ]
 
-BASE = "docker.io/library/python:3.11.14-slim-bookworm"
-IMAGE = "test.local/python:3.11"
 WITHOUT_PYTHON = "test.local/pause:1"
 MIB = 1 << 20
 SHORT = timedelta(seconds=10)
@@ -117,27 +115,9 @@ class Lab:
         )
 
 
-@pytest.fixture(scope="session")
-def image(kubernetes_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Import an image with a Python onto the node."""
-    require("an image with Python", TOOLS_FOLDER, INSTALL)
-    assert TOOLS_FOLDER is not None
-    archive = tmp_path_factory.mktemp("image") / "python.tar"
-    subprocess.run(
-        ["buildah", "push", "--quiet", BASE, f"docker-archive:{archive}:{IMAGE}"],
-        check=True,
-        capture_output=True,
-        env={**os.environ, **tool_environment(TOOLS_FOLDER)},
-    )
-    imported = run_script("import", str(kubernetes_node.folder), str(archive))
-    assert imported.returncode == 0, imported.stderr
-    archive.unlink()
-    return IMAGE
-
-
 @pytest.fixture(scope="module")
 def workspace(
-    kubernetes_node: Kubernetes, image: str, tmp_path_factory: pytest.TempPathFactory
+    kubernetes_node: Kubernetes, python_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path, Path]]:
     """A namespace with the shipped objects and a bound claim, a launcher's kubeconfig, and the claim's folder."""
     admin, mark = kubernetes_node.administrator(), uuid.uuid4().hex[:8]
@@ -194,7 +174,7 @@ def lab(
         "kind": "kubernetes",
         "context": "lab",
         "namespace": namespace,
-        "image": IMAGE,
+        "image": PYTHON_IMAGE,
         "image_pull_policy": "Never",
         "service_account": "runtime-job",
         "records": "claim://records/runtime",
@@ -670,29 +650,13 @@ def relay(pubsub_emulator: PubsubEmulator) -> Iterator[int]:
 
 def test_workers_in_pods_serve_a_queue(
     lab: Lab,
+    kubernetes_node: Kubernetes,
     relay: int,
     pubsub_emulator: PubsubEmulator,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-    volume = f"packages-{uuid.uuid4().hex[:8]}"
-    lab.admin.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadOnlyMany"],
-                "hostPath": {"path": sysconfig.get_path("purelib")},
-                "storageClassName": "",
-            },
-        }
-    )
-    wanted = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
-    metadata = {"name": "packages", "namespace": lab.namespace}
-    lab.admin.apply({**claim, "metadata": metadata, "spec": {**wanted, "volumeName": volume}})
+    kubernetes_node.bind_folder(lab.namespace, "packages", Path(sysconfig.get_path("purelib")))
     queue = PubSubQueueOutput(topic="projects/test/topics/pods", subscription="projects/test/subscriptions/pods")
     ensure_topics(queue, emulator=pubsub_emulator.address)
     (lab.claim_folder / "tasks").mkdir()
@@ -822,7 +786,7 @@ class TestKubernetesLauncher(LauncherSuite):
     def case(self, workspace: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
         namespace, kubeconfig, _ = workspace
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        settings = {"context": "lab", "namespace": namespace, "image": IMAGE, "image_pull_policy": "Never"}
+        settings = {"context": "lab", "namespace": namespace, "image": PYTHON_IMAGE, "image_pull_policy": "Never"}
         return LauncherCase(
             kind="kubernetes",
             settings=settings,
@@ -850,11 +814,9 @@ def bucket(
             "stringData": keys,
         }
     )
-    addresses = client.CoreV1Api(admin.api).list_node().items[0].status.addresses
-    node = next(each.address for each in addresses if each.type == "InternalIP")
     boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket="lab")
     with relayed(moto_server.address) as port:
-        environment = {**plain, "AWS_ENDPOINT_URL": f"http://{node}:{port}"}
+        environment = {**plain, "AWS_ENDPOINT_URL": f"http://{kubernetes_node.node_address}:{port}"}
         records = f"s3://lab/{uuid.uuid4().hex[:8]}"
         yield {"records": records, "records_secret": "bucket-keys", "records_env": environment}
 
@@ -876,7 +838,13 @@ class TestKubernetesLauncherWithBucket(LauncherSuite):
     ) -> LauncherCase:
         namespace, kubeconfig, _ = workspace
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        settings = {"context": "lab", "namespace": namespace, "image": IMAGE, "image_pull_policy": "Never", **bucket}
+        settings = {
+            "context": "lab",
+            "namespace": namespace,
+            "image": PYTHON_IMAGE,
+            "image_pull_policy": "Never",
+            **bucket,
+        }
         return LauncherCase(kind="kubernetes", settings=settings, records=bucket["records"], patience_s=PATIENCE_S)
 
 
