@@ -680,6 +680,8 @@ def _made_up(wanted: Resource, inputs: Values, serial: int) -> dict[str, Any]:
             return dict.fromkeys(("id", "name"), f"projects/{project}/notificationChannels/{digits}")
         case "Budget":
             return {"id": f"billingAccounts/{inputs['billingAccount']}/budgets/{digits}", "name": digits}
+        case "Account":
+            return {"uniqueId": _invent("uniqueId", wanted.urn, serial)}
         case "Bucket":
             return {"projectNumber": int(number), "timeCreated": MADE_AT, "updated": MADE_AT}
         case "Instance":

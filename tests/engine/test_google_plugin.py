@@ -117,7 +117,7 @@ def test_preview_of_a_create_makes_nothing_and_knows_only_what_was_given(plugin:
     assert state == {
         **P,
         "accountId": "dev-worker",
-        **dict.fromkeys(("name", "email", "member", "uniqueId"), UNKNOWN),
+        **dict.fromkeys(("name", "email", "member"), UNKNOWN),
     }
     assert cloud.ids("Account") == []
 
