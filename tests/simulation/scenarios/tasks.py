@@ -146,7 +146,9 @@ def workers(world: World, *, calm: bool = False) -> Callable[[], None]:
         return wait_told(stack)
 
     def mend(stack: Stack) -> None:
-        repair(stack.queue(), stack.records)
+        # One whose worker died lately, or had a clock that was ahead, is held for some minutes.
+        while repair(stack.queue(), stack.records).held:
+            system.sleep(60.0)
 
     def submit_later(stack: Stack) -> None:
         town.until("canceller")
