@@ -46,7 +46,7 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import MachineSettings, StackSettings, TpuCapacity, TpuPoolSettings
+from infra.settings.model import StackSettings, TpuCapacity, TpuPoolSettings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
@@ -356,8 +356,7 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
                 " https://cloud.google.com/storage/pricing#network-buckets"
             )
     yield from _unreadable_buckets(settings)
-    pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
-    minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.always > 0]
+    minima = [(name, each, minimum_month(each, region)) for name, each in settings.pools.items() if each.always > 0]
     total = sum(amount or 0.0 for _, _, amount in minima)
     for where, each, amount in minima:
         if amount is None or amount >= MUCH_USD or total >= MUCH_USD:
@@ -371,15 +370,8 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
 def _unreadable_buckets(settings: StackSettings) -> Iterator[str]:
     """Find buckets that a variable of a cluster names and the stack's accounts may not read."""
     known = set(settings.bucket_names.values())
-    machines: Mapping[str, MachineSettings] = {
-        **{f"heads.{name}": head for name, head in settings.heads.items()},
-        **{
-            f"heads.{name}.pools.{key}": pool
-            for name, head in settings.heads.items()
-            for key, pool in head.pools.items()
-        },
-    }
-    for where, machine in machines.items():
+    machines = [each for name, head in settings.heads.items() for each in head.machines(f"heads.{name}").items()]
+    for where, machine in machines:
         for variable, value in machine.variables.items():
             for bucket in sorted(set(re.findall(r"gs://([a-z0-9._-]+)", value)) - known):
                 yield (

@@ -96,10 +96,7 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (PIPELINE, "roles/monitoring.alertPolicyEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.notificationChannelEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.viewer"): "a preview reads alerts",
-    (
-        PIPELINE,
-        "roles/resourcemanager.projectIamAdmin",
-    ): "the deployer grants what machines have in this table, and the custom roles of Ray clusters",
+    (PIPELINE, "roles/resourcemanager.projectIamAdmin"): "the deployer grants what machines have, by a condition",
     (PIPELINE, "roles/serviceusage.serviceUsageAdmin"): "the deployer switches APIs on",
     (PIPELINE, "roles/serviceusage.serviceUsageViewer"): "a preview reads which APIs are on",
     (PIPELINE, "roles/compute.viewer"): "a preview reads networks and heads",
@@ -194,8 +191,8 @@ _PINNED: Final = re.compile(
     r" && assertion\.event_name != 'pull_request_target'"
     r"(?P<deploys> && assertion\.ref == 'refs/(?:heads|tags)/[^'\\*]+' && assertion\.environment == '[^'\\*]+')?\)"
 )
-"""The only form of a federation's condition, for each repository. Names of owners and repositories change hands, so the ids are pinned; whoever
-deploys is pinned to a branch and an environment too."""
+"""The only form of a federation's condition, for each repository. Names change hands, so the ids are pinned; whoever deploys
+is pinned to a branch and an environment too."""
 _MAPPING: Final = {"google.subject": ("assertion.sub",), "attribute.role": ("'deploy'", "'preview'")}
 _FEDERATED: Final = re.compile(
     r"principalSet://iam\.googleapis\.com/projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+)"

@@ -113,10 +113,8 @@ def check_zone(settings: StackSettings, api: GoogleApi) -> Iterator[PreflightFin
 
 def list_pool_looks(settings: StackSettings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
     """Yield `pool HEAD.POOL` and the check of its hardware and quota."""
-    for head_name, head in settings.heads.items():
-        for pool_name, pool in head.pools.items():
-            label = f"{head_name}.{pool_name}"
-            yield f"pool {label}", partial(_check_pool, settings, label, pool, api)
+    for label, pool in settings.pools.items():
+        yield f"pool {label}", partial(_check_pool, settings, label, pool, api)
 
 
 def _check_pool(

@@ -212,6 +212,10 @@ class HeadSettings(MachineSettings):
     cloud_logging: bool = True
     """Whether the logs of Ray and the reaper go to Cloud Logging as well as to the machine's disk."""
 
+    def machines(self, path: str) -> Mapping[str, MachineSettings]:
+        """Return the head at `path` of the stack file and its pools, each by its path."""
+        return {path: self, **{f"{path}.pools.{key}": each for key, each in self.pools.items()}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSettings:
@@ -383,6 +387,11 @@ class StackSettings:
             )
             for zone in zones
         ]
+
+    @property
+    def pools(self) -> Mapping[str, TpuPoolSettings]:
+        """`HEAD.POOL` → its settings."""
+        return {f"{name}.{key}": pool for name, head in self.heads.items() for key, pool in head.pools.items()}
 
     @property
     def bucket_locations(self) -> Mapping[str, str | None]:

@@ -108,8 +108,7 @@ def _heads(settings: StackSettings) -> Iterator[Problem]:
 
 def _taken_variable_problems(settings: StackSettings, name: str, head: HeadSettings) -> Iterator[Problem]:
     carriers = {settings.secrets[each].env: each for each in head.environment if each in settings.secrets}
-    places = {f"heads.{name}": head, **{f"heads.{name}.pools.{pool}": each for pool, each in head.pools.items()}}
-    for path, machine in places.items():
+    for path, machine in head.machines(f"heads.{name}").items():
         for variable in sorted(carriers.keys() & machine.variables.keys()):
             yield Problem(
                 f"{path}.variables.{variable}",
@@ -376,8 +375,7 @@ def repository_urls(settings: StackSettings) -> set[str]:
 def _zone_hint(settings: StackSettings) -> str | None:
     families = {
         found["family"]
-        for head in settings.heads.values()
-        for pool in head.pools.values()
+        for pool in settings.pools.values()
         if (found := ACCELERATOR.fullmatch(pool.accelerator)) and found["family"] in catalog.TPU_FAMILIES
     }
     zones = {zone for family in families for zone in catalog.TPU_FAMILIES[family].zones}
