@@ -102,7 +102,7 @@ class Kernel:
         self.world, self.sight = world, sight
         self.path = world.folder() / "tasks.db"
         self.disturbed: set[Process] = set()
-        """Processes that were stopped or kept waiting, and whose leases may have run out."""
+        """Processes that were stopped, kept waiting or could not renew, and whose leases may have run out."""
         self.was_full = False
         self._holder: Process | None = None
         self._waiting: list[Strand] = []
@@ -318,6 +318,8 @@ class SimulatedFile(EmbeddedFile):
     def _fill(self, who: str) -> None:
         if self.kernel.world.draw(FULL):
             self.kernel.was_full = True
+            if who.endswith("renew"):
+                self.kernel.disturbed.add(self.process)
             self.kernel.world.note(f"{who}: no space")
             problem = sqlite3.OperationalError("database or disk is full")
             problem.sqlite_errorcode = sqlite3.SQLITE_FULL

@@ -78,7 +78,7 @@ class EmbeddedLaws(Laws):
         """When the pause in force was acknowledged."""
         self.recorded_at: dict[tuple[str, int], float] = {}
         self.disturbed: Callable[[Process], bool] = lambda process: False
-        """Whether a process was stopped or kept waiting, so that its leases may have run out."""
+        """Whether a process was stopped, kept waiting or could not renew, so that its leases may have run out."""
         self.calm: Callable[[], bool] = lambda: True
         """Whether no process was, and the disk was never full."""
         self.pause_is_strict = True
