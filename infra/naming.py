@@ -33,9 +33,6 @@ JOB_ACCOUNT: Final = "runtime-job"
 KEPT: Final = "keep-"
 """Prefix of the tags whose images the clean-up of a registry never deletes."""
 
-NO_DIGEST: Final = "sha256:" + "0" * 64
-"""What a stack file has until an image is pushed."""
-
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
@@ -118,11 +115,6 @@ def account_domain(project: str) -> str:
     """Return the part of the addresses of a project's service accounts behind the `@`."""
     domain, _, name = project.rpartition(":")
     return f"{name}.{domain}.iam.gserviceaccount.com" if domain else f"{name}.iam.gserviceaccount.com"
-
-
-def image_path(project: str) -> str:
-    """Return the project as addresses of images have it."""
-    return project.replace(":", "/")
 
 
 def shorten(name: str, limit: int) -> str:

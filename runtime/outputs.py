@@ -28,6 +28,10 @@ NEEDS_RUNTIME: Final = "0.1"
 together with `SCHEMA`."""
 OUTPUT_NAME: Final = "contract"
 """Name of the stack output that holds the contract."""
+PROJECT_ID: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9-]+(?:\.[a-z0-9-]+)+:[a-z][a-z0-9-]{0,28}[a-z0-9]")
+"""Projects of before 2018 may be a domain's, `example.com:lab`."""
+NO_DIGEST: Final = "sha256:" + "0" * 64
+"""What an `image` has until one is pushed."""
 PUBLISHED: Final = "published"
 """The key that only a published copy has."""
 _HIDDEN: Final = "[secret]"
@@ -35,6 +39,11 @@ _HIDDEN: Final = "[secret]"
 _MARKED: Final = "4dabf18193072939515e22adb298388d"
 """The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
 _DEEPEST: Final = 64
+
+
+def image_path(project: str) -> str:
+    """Return a project as addresses of images have it."""
+    return project.replace(":", "/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

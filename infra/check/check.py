@@ -36,7 +36,6 @@ from infra.check.workflows import find_workflow_problems
 from infra.gcp.catalog import BUCKET_LOCATIONS
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month
-from infra.naming import NO_DIGEST
 from infra.policy.base import StackBounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -49,7 +48,7 @@ from infra.settings.files import (
 from infra.settings.model import StackSettings, TpuCapacity, TpuPoolSettings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
-from runtime.outputs import OUTPUT_NAME, parse_outputs
+from runtime.outputs import NO_DIGEST, OUTPUT_NAME, parse_outputs
 from runtime.schema import leaves
 
 

@@ -10,9 +10,10 @@ from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis
 from infra.components.shared import Members, Part, StackSite
-from infra.naming import KEPT, image_path
+from infra.naming import KEPT
 from infra.settings.model import DAY_S, RegistrySettings
 from infra.settings.read import ensure_valid
+from runtime.outputs import image_path
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"

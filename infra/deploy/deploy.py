@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from infra.cli import InfraParser, say
 from infra.deploy.plan import StackJob
-from infra.naming import KEPT, NO_DIGEST
+from infra.naming import KEPT
 from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.outputs import NO_DIGEST
 
 UP_LIMIT_S: Final = 3600
 UP_OPTIONS: Final = ("--yes", "--non-interactive", "--color", "never", "--policy-pack", "infra/policy/pack")

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import UNKNOWN, SecretValue, UnknownValue, is_grant
-from infra.naming import account_domain, image_path
+from infra.naming import account_domain
+from runtime.outputs import image_path
 
 Inputs: TypeAlias = Mapping[str, Any]
 Outputs: TypeAlias = dict[str, Any]
@@ -97,9 +98,7 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
     "gcp:compute/disk:Disk": _located("zones/{zone}/disks"),
     "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": {"id": "{project}/{zone}/{disk}/{name}"},
     "gcp:compute/firewall:Firewall": _located("global/firewalls"),
-    "gcp:compute/instance:Instance": _located(
-        "zones/{zone}/instances",
-    ),
+    "gcp:compute/instance:Instance": _located("zones/{zone}/instances"),
     "gcp:compute/network:Network": _located("global/networks"),
     "gcp:compute/resourcePolicy:ResourcePolicy": _located("regions/{region}/resourcePolicies"),
     "gcp:compute/router:Router": _located("regions/{region}/routers"),
@@ -122,10 +121,7 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
     "gcp:pubsub/subscription:Subscription": {"id": "projects/{project}/subscriptions/{name}"},
     "gcp:pubsub/topic:Topic": {"id": "projects/{project}/topics/{name}"},
     # Google answers with the project's number in `name` and the provider with its id in `id`.
-    "gcp:secretmanager/secret:Secret": {
-        "id": "projects/{project}/secrets/{secretId}",
-        "name": None,
-    },
+    "gcp:secretmanager/secret:Secret": {"id": "projects/{project}/secrets/{secretId}", "name": None},
     "gcp:serviceaccount/account:Account": {
         "id": _ACCOUNT,
         "name": _ACCOUNT,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import yaml
-
 from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render import units
 from infra.render.cluster import HEAD_TYPE, RayCluster, chips_per_host, cpus_per_host, memory_per_host, partial_url
@@ -18,6 +16,7 @@ from infra.render.startup import node_metadata
 from infra.settings.model import MachineSettings, TpuCapacity, TpuPoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import pool_resource
+from runtime.yaml_text import dump_yaml
 
 SSH_USER: Final = "ray"
 UPSCALING_SPEED: Final = 4.0
@@ -38,9 +37,7 @@ _HEADER: Final = """\
 def render_autoscaler(cluster: RayCluster) -> str:
     """Render the file; equal clusters have equal text."""
     header = _HEADER.format(name=cluster.name, stack=cluster.stack)
-    return header + yaml.dump(
-        autoscaler_fields(cluster), Dumper=_Dumper, sort_keys=False, width=100_000, allow_unicode=True
-    )
+    return header + dump_yaml(autoscaler_fields(cluster), references=True)
 
 
 def autoscaler_fields(cluster: RayCluster) -> dict[str, Any]:
@@ -167,14 +164,3 @@ def _scheduling(pool: TpuPoolSettings) -> dict[str, Any]:
             return {"reserved": True}
         case TpuCapacity.ON_DEMAND:
             return {}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as it is."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _represent_text)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from infra.settings.problems import find_repeated, wrong
+from runtime.outputs import PROJECT_ID
 from runtime.schema import Problem, join, suggest, without_none
 
 _PATH: Final = r"projects/(?P<project>[a-z0-9.:-]+)"
@@ -32,8 +33,6 @@ LARGEST: Final = 2**53 - 1
 # https://github.com/distribution/reference has the grammar.
 IMAGE_HOST: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
 IMAGE_PATH: Final = r"(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)"
-PROJECT_ID: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9-]+(?:\.[a-z0-9-]+)+:[a-z][a-z0-9-]{0,28}[a-z0-9]")
-"""Projects of before 2018 may be a domain's, `example.com:lab`."""
 ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 MAX_NODES: Final = 1024
 

@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from infra.gcp import catalog
-from infra.naming import JOB_ACCOUNT, Names, image_path
+from infra.naming import JOB_ACCOUNT, Names
 from infra.settings import forms
 from infra.settings.forms import Between, Choice, Cidr
+from runtime.outputs import image_path
 
 NAMESPACE: Final = "research-runtime"
 """The project's name, and so the prefix of our keys in a stack file."""

@@ -21,7 +21,6 @@ from infra.settings.forms import (
     LARGEST,
     LINK,
     PRIVATE,
-    PROJECT_ID,
     REPOSITORY,
     Choice,
     Form,
@@ -59,7 +58,7 @@ from infra.settings.model import (
     TpuPoolSettings,
 )
 from infra.settings.problems import wrong
-from runtime.outputs import is_free_variable
+from runtime.outputs import PROJECT_ID, is_free_variable
 from runtime.schema import Problem, join, suggest
 from runtime.tpu_shapes import find_shape
 

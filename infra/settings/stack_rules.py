@@ -12,7 +12,7 @@ from typing import Final
 
 from infra.gcp import catalog
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
-from infra.naming import Names, image_path
+from infra.naming import Names
 from infra.settings.forms import NETWORK, REPOSITORY, SUBNET, parse_range
 from infra.settings.key_rules import find_key_problems
 from infra.settings.model import DAY_S, AccessSettings, HeadSettings, StackSettings
@@ -27,6 +27,7 @@ from infra.settings.rules import (
     SMALLEST_SUBNET,
     count_machines,
 )
+from runtime.outputs import image_path
 from runtime.schema import Problem, suggest
 
 

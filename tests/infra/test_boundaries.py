@@ -15,7 +15,7 @@ ALLOWED = {
         "runtime.schema",
         "runtime.secret_detection",
         "runtime.tpu_shapes",
-        "runtime.units",
+        "runtime.yaml_text",
     ),
     *("runtime.sanitize", "runtime.file_trust", "runtime.stack.google_api"),
 }

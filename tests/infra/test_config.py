@@ -1039,7 +1039,7 @@ def test_encrypted_setting_is_refused_and_its_value_not_told() -> None:
     assert "hunter2" not in invalid.value.render()
 
 
-def test_parsed_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
+def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
     from infra.settings.read import read_settings
 
     good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}

@@ -23,10 +23,10 @@ from infra.deploy.plan import (
     plan_deployment,
     read_stacks,
 )
-from infra.naming import NO_DIGEST
 from infra.settings.files import list_stacks
 from infra.settings.model import CiSettings, RepositorySettings
 from runtime.errors import RequestRefused
+from runtime.outputs import NO_DIGEST
 from tests.infra.conftest import ROOT, Project
 from tests.services_support import wait_until
 

@@ -39,6 +39,7 @@ ROOT_MODULES = {
     "json_values",
     "secret_detection",
     "tpu_shapes",
+    "yaml_text",
 }
 FRONT_DOOR = {"__init__", "__main__"}
 

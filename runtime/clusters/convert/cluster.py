@@ -24,23 +24,25 @@ from runtime.clusters.convert.notes import (
 )
 from runtime.clusters.nodes import count_chips, count_hosts
 from runtime.errors import InvalidValue, NotPossible
+from runtime.outputs import NO_DIGEST, PROJECT_ID, image_path
 from runtime.secret_detection import has_known_form
+from runtime.yaml_text import dump_yaml
 
 MOST_BYTES: Final = 1 << 20
 """Size of the largest cluster file that is read."""
 HEAD: Final = "main"
 PREFIX: Final = "research-runtime:"
-_NO_IMAGE: Final = f"sha256:{'0' * 64}"
 _IMAGE: Final = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9._-]*(?::[0-9]{1,5}(?=/))?(?:/[a-z0-9][a-z0-9._-]*)+)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_GOOGLES: Final = re.compile(r"(?P<region>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/.+")
+_GOOGLES: Final = re.compile(
+    r"(?P<region>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>(?:[^/]+\.[^/]+/)?[^/]+)/(?P<repository>[^/]+)/.+"
+)
 _BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?(projects/[^/]+/global/images/[^/]+-v[0-9]{8})"
 )
 _POOL: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
-_PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _ZONE: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
 _MOST_NODES: Final = 1024
 """Ray reads one page of nodes."""
@@ -109,11 +111,9 @@ def convert_cluster(document: object) -> ConvertedCluster:
 
 def render(converted: ConvertedCluster) -> str:
     """Render the stack file."""
-    import yaml
-
     keys = {"pulumi:disable-default-providers": ["*"]}
     keys |= {f"{PREFIX}{key}": value for key, value in converted.settings.items()}
-    body = yaml.dump({"config": keys}, Dumper=_dumper(), sort_keys=False, width=4096, allow_unicode=True)
+    body = dump_yaml({"config": keys})
     head = [
         f"Made of the Ray cluster file of `{converted.cluster}`; docs/settings.md has every key.",
         "Name it Pulumi.STACK.yaml, then: python -m infra check --stack STACK",
@@ -123,22 +123,6 @@ def render(converted: ConvertedCluster) -> str:
         head += ["", "What is different, or left out, by its place in that file:"]
         head += [f"- {each.line()}" for each in converted.notes]
     return "".join(f"# {line}".rstrip() + "\n" for line in head) + body
-
-
-def _dumper() -> Any:
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """Writes scripts as they are, and no references."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def represent_text(dumper: Any, text: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-    Dumper.add_representer(str, represent_text)
-    return Dumper
 
 
 class _Conversion:
@@ -219,7 +203,7 @@ class _Conversion:
             raise InvalidValue("provider.availability_zone", quote(zone), "one zone, such as us-west4-a")
         region = read_text(provider.get("region", zone.rpartition("-")[0]), "provider.region", "a region")
         project = read_text(provider.get("project_id"), "provider.project_id", "a project's id")
-        if not _PROJECT.fullmatch(project):
+        if not PROJECT_ID.fullmatch(project):
             raise InvalidValue("provider.project_id", quote(project), "a project's id, such as lab-1234")
         self._note_keys(
             provider, ("type", "region", "availability_zone", "project_id"), "provider", _INSTEAD_OF_PROVIDER
@@ -302,18 +286,19 @@ class _Conversion:
             repository = re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:63].strip("-")
             repository = repository if re.match("[a-z]", repository) else "cluster"
             notes.add("docker.image", "none", f"{build}, and write its digest to `image`")
-            path = f"{self._region}-docker.pkg.dev/{self._project}/{repository}/cluster@{_NO_IMAGE}"
+            path = f"{self._region}-docker.pkg.dev/{image_path(self._project)}/{repository}/cluster@{NO_DIGEST}"
             return {"image": path, "registries": {"images": {"repository": repository}}, "overrides": {}}
         image = read_text(docker["image"], "docker.image", "an image")
         found = _IMAGE.fullmatch(image)
         if not found:
             raise InvalidValue("docker.image", quote(image), "HOST/PROJECT/REPOSITORY/NAME:TAG")
-        digest = found["digest"] or _NO_IMAGE
+        digest = found["digest"] or NO_DIGEST
         notes.add("docker.image", image, f"{build}; `image` has the digest that `push` prints, zeros until then")
         made: dict[str, Any] = {"image": f"{found['name']}@{digest}", "registries": {}, "overrides": {}}
         if google := _GOOGLES.fullmatch(found["name"]):
             region = google["region"]
-            path = f"projects/{google['project']}/locations/{region}/repositories/{google['repository']}"
+            project = google["project"].replace("/", ":")
+            path = f"projects/{project}/locations/{region}/repositories/{google['repository']}"
             # The repository exists, so the stack does not create one.
             made["registries"] = {"images": {"regions": [region], "existing": {region: path}}}
         elif not found["name"].startswith(("docker.io/rayproject/", "rayproject/")):

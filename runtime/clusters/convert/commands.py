@@ -9,14 +9,14 @@ from typing import Final
 
 from runtime.clusters.convert.container import add_variable
 from runtime.clusters.convert.notes import READS, Notes, holds_secret
-from runtime.outputs import is_free_variable
+from runtime.outputs import PROJECT_ID, is_free_variable
 
 _NAME: Final = re.compile(r"--secret[=\s]+[\"']?(?P<name>[A-Za-z0-9_-]{1,255})[\"']?(?:\s|$)")
-_PROJECT: Final = re.compile(r"--project[=\s]+[\"']?(?P<project>[a-z][a-z0-9-]{4,28}[a-z0-9])[\"']?(?:\s|$)")
+_PROJECT: Final = re.compile(rf"--project[=\s]+[\"']?(?P<project>{PROJECT_ID.pattern})[\"']?(?:\s|$)")
 _VERSION: Final = re.compile(r"\s*[\"']?(?P<version>[0-9]+|latest)\b")
 _INTO: Final = re.compile(r">\s*(?P<file>[^\s;&|)]+)")
 _EXPORT: Final = re.compile(r"export\s+(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
-_SET: Final = re.compile(r"gcloud\s+config\s+set\s+(?:core/)?project\s+[\"']?(?P<project>[a-z0-9-]+)[\"']?")
+_SET: Final = re.compile(r"gcloud\s+config\s+set\s+(?:core/)?project\s+[\"']?(?P<project>[a-z0-9.:-]+)[\"']?")
 _KEY: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 LONGEST_SETUP: Final = 16 * 1024
 

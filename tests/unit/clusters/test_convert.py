@@ -247,6 +247,18 @@ def test_image_with_a_digest_keeps_it_and_no_image_is_said() -> None:
     assert none.settings["registries"] == {"images": {"repository": "lab-us-central2"}}
 
 
+def test_project_of_a_domain_is_written_as_google_writes_it() -> None:
+    document = changed(("provider", "project_id"), "example.com:lab")
+    document["docker"]["image"] = "us-central2-docker.pkg.dev/example.com/lab/images/ray:1"
+    own = convert_cluster(document)
+    del document["docker"]["image"]
+    none = convert_cluster(document)
+
+    (existing,) = own.settings["registries"]["images"]["existing"].values()
+    assert existing == "projects/example.com:lab/locations/us-central2/repositories/images"
+    assert none.settings["heads"]["main"]["image"].startswith("us-central2-docker.pkg.dev/example.com/lab/")
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
