@@ -368,15 +368,22 @@ def find_money_notes(settings: StackSettings) -> Iterator[str]:
 
 def _unreadable_buckets(settings: StackSettings) -> Iterator[str]:
     """Find buckets that a variable of a cluster names and the stack's accounts may not read."""
-    known = set(settings.bucket_names.values())
+    paths = {bucket: path for path, bucket in settings.bucket_names.items()}
+    readable = {each for each, path in paths.items() if path == "records" or _is_for_clusters(settings, path)}
     machines = [each for name, head in settings.heads.items() for each in head.machines(f"heads.{name}").items()]
     for where, machine in machines:
         for variable, value in machine.variables.items():
-            for bucket in sorted(set(re.findall(r"gs://([a-z0-9._-]+)", value)) - known):
-                yield (
-                    f"`{where}.variables.{variable}` names gs://{bucket}, which this stack lets none of its machines read:"
-                    f" `buckets: {{NAME: {{existing: {bucket}, writers: [clusters]}}}}` does"
-                )
+            for bucket in sorted(set(re.findall(r"gs://([a-z0-9._-]+)", value)) - readable):
+                step = f"`buckets: {{NAME: {{existing: {bucket}, readers: [clusters]}}}}` does"
+                if bucket in paths:
+                    step = f"`clusters` is not among the `readers` and `writers` of `{paths[bucket]}`"
+                told = f"`{where}.variables.{variable}` names gs://{bucket}"
+                yield f"{told}, which this stack lets none of its machines read: {step}"
+
+
+def _is_for_clusters(settings: StackSettings, path: str) -> bool:
+    bucket = settings.buckets[path.partition(".")[2]]
+    return "clusters" in (*bucket.readers, *bucket.writers)
 
 
 def _month(pool: TpuPoolSettings, amount: float | None) -> str:

@@ -43,6 +43,16 @@ def find_cluster_problems(cluster: KubernetesAccess, path: str) -> Iterator[Prob
             f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
             suggest(cluster.slot_namespace, cluster.namespaces),
         )
+    claims = {
+        join(path, f"namespaces.{name}.claims.{key}.existing_volume"): claim.existing_volume
+        for name, namespace in cluster.namespaces.items()
+        for key, claim in namespace.claims.items()
+        if claim.existing_volume and not claim.existing
+    }
+    counts = Counter(claims.values())
+    for where, volume in claims.items():
+        if counts[volume] > 1:
+            yield Problem(where, f"is `{volume}`, which another claim has too: a volume is bound to one")
     for name in cluster.namespaces:
         where = join(path, f"namespaces.{name}")
         if not _DNS_LABEL.fullmatch(name):
@@ -98,11 +108,6 @@ def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator
 def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
     """Find claims over the quota, which Kubernetes would refuse in the middle of `up`."""
     made = [claim for claim in namespace.claims.values() if not claim.existing]
-    volumes = Counter(each.existing_volume for each in made if each.existing_volume)
-    for claim, each in namespace.claims.items():
-        if each.existing_volume and volumes[each.existing_volume] > 1:
-            message = f"is `{each.existing_volume}`, which another claim has too: a volume is bound to one"
-            yield Problem(join(path, f"claims.{claim}.existing_volume"), message)
     limits = {"requests.storage": sum(quantity(claim.size) for claim in made), "persistentvolumeclaims": len(made)}
     for key, needed in limits.items():
         limit = namespace.quota.get(key)

@@ -171,12 +171,17 @@ def _bucket(bucket: BucketSettings, path: str) -> Iterator[Problem]:
         for key in ("bucket", "delete_after_days"):
             if getattr(bucket, key):
                 yield Problem(join(path, key), "is set beside `existing`, whose owner decides it")
-    for prefix, days in bucket.delete_after_days.items():
+    ages = bucket.delete_after_days
+    for prefix, days in ages.items():
         where = join(path, f"delete_after_days.{prefix}")
         if not re.fullmatch("[^/].*/", prefix):
             yield wrong(where, prefix, "a prefix that ends in `/`, such as `tmp/`: objects under any other stay")
         if not 1 <= days <= 3650:
             yield wrong(where, days, "1 to 3,650")
+        for outer in (each for each in ages if prefix.startswith(each) and ages[each] < days):
+            yield Problem(
+                where, f"is {days}, and all of `{outer}` is deleted after {ages[outer]}", "choose another prefix"
+            )
     if not bucket.readers and not bucket.writers:
         yield Problem(
             path,
@@ -420,20 +425,27 @@ def _issuer(issuer: IssuerSettings, path: str) -> Iterator[Problem]:
         yield Problem(join(path, "subjects"), "is empty: nobody could sign in", "name one")
     if issuer.jwks is not None:
         yield from _jwks_problems(issuer.jwks, join(path, "jwks"))
+    elif _INSIDE.match(issuer.issuer):
+        message = f"is not set, and Google cannot fetch the keys of `{issuer.issuer}`"
+        yield Problem(join(path, "jwks"), message, _JWKS_HINT)
+
+
+_INSIDE: Final = re.compile(r"https://(?:[^/:]*\.(?:svc|local|internal)|[^./:]+)(?:[:/]|$)")
+"""Addresses that only the machines of a cluster know."""
+_JWKS_HINT: Final = "`kubectl get --raw /openid/v1/jwks` prints those of a cluster"
 
 
 def _jwks_problems(text: str, where: str) -> Iterator[Problem]:
-    hint = "`kubectl get --raw /openid/v1/jwks` prints those of a cluster"
     try:
         keys = json.loads(text)["keys"]
         private = any({"d", "k"} & key.keys() for key in keys)
     except (ValueError, KeyError, TypeError, AttributeError):
-        yield Problem(where, 'is no JSON Web Key Set, `{"keys": [{…}]}`', hint)
+        yield Problem(where, 'is no JSON Web Key Set, `{"keys": [{…}]}`', _JWKS_HINT)
         return
     if private:
-        yield Problem(where, "has a private key, which nobody but the issuer needs", hint)
+        yield Problem(where, "has a private key, which nobody but the issuer needs", _JWKS_HINT)
     elif not keys:
-        yield Problem(where, "has no key: no token could be verified", hint)
+        yield Problem(where, "has no key: no token could be verified", _JWKS_HINT)
 
 
 def _repository_ids(repository: RepositorySettings, path: str) -> Iterator[Problem]:

@@ -130,6 +130,31 @@ def test_check_pinned_image_has_no_note(project: Project) -> None:
     assert check_stack("marin-us-west4", folder=project.folder).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("lake", "says"),
+    [
+        ({"writers": ["clusters"]}, None),
+        ({"readers": ["clusters"], "existing": "lake"}, None),
+        ({"writers": ["workers"]}, "`clusters` is not among the `readers` and `writers` of `buckets.lake`"),
+        (None, "`buckets: {NAME: {existing: lake, readers: [clusters]}}` does"),
+    ],
+)
+def test_check_bucket_of_a_variable_that_no_machine_may_read_is_noted(
+    project: Project, lake: dict[str, Any] | None, says: str | None
+) -> None:
+    name = {"bucket": "lake"} if lake is not None and "existing" not in lake else {}
+
+    def change(config: dict[str, Any]) -> None:
+        config["heads"]["main"]["variables"] = {"DATA": "gs://lake/data"}
+        config["buckets"] = {} if lake is None else {"lake": {**lake, **name}}
+
+    project.copy("marin-us-west4", change)
+    notes = [each for each in check_stack("marin-us-west4", folder=project.folder).notes if "gs://lake" in each]
+
+    assert len(notes) == (says is not None)
+    assert all(each.endswith(f"lets none of its machines read: {says}") for each in notes)
+
+
 def test_check_queue_without_records_is_noted(project: Project) -> None:
     project.copy("dev", lambda config: config.pop("records"))
     assert check_stack("dev", folder=project.folder).notes == (

@@ -550,6 +550,12 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "which another claim has too",
     ),
     (
+        "kubernetes/lab/namespaces",
+        {key: {"quota": {"pods": "2"}, "claims": {"b": {"size": "1Gi", "existing_volume": "v"}}} for key in ("x", "y")},
+        "kubernetes.lab.namespaces.y.claims.b.existing_volume",
+        "which another claim has too",
+    ),
+    (
         "kubernetes/lab/namespaces/train/labels",
         {"pod-security.kubernetes.io/enforce": "privileged"},
         "kubernetes.lab.namespaces.train.labels.pod-security.kubernetes.io/enforce",
@@ -570,6 +576,14 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("alerts/channels", ["#ops"], "alerts.channels[0]", "`projects/P/notificationChannels/ID`"),
     # who signs in
     ("federation", {"hpc": {"issuer": "http://x", "subjects": ["a"]}}, "federation.hpc.issuer", "`https://HOST/PATH`"),
+    *(
+        ("federation", {"hpc": {"issuer": issuer, "subjects": ["a"]}}, "federation.hpc.jwks", "cannot fetch the keys")
+        for issuer in (
+            "https://kubernetes.default.svc",
+            "https://kubernetes.default.svc.cluster.local",
+            "https://k3s:6443",
+        )
+    ),
     ("federation", {"hpc": {"issuer": "https://x.org", "subjects": []}}, "federation.hpc.subjects", "nobody could"),
     (
         "federation",
@@ -603,6 +617,12 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("buckets", {"data": WRITTEN | {"location": "mars"}}, "buckets.data.location", "a region such as"),
     ("buckets", {"data": WRITTEN | {"soft_delete_days": 3}}, "buckets.data.soft_delete_days", "0, or 7 to 90"),
     ("buckets", {"data": WRITTEN | {"delete_after_days": {"": 1}}}, "buckets.data.delete_after_days.", "ends in `/`"),
+    (
+        "buckets",
+        {"data": WRITTEN | {"delete_after_days": {"runs/": 7, "runs/keep/": 365}}},
+        "buckets.data.delete_after_days.runs/keep/",
+        "all of `runs/` is deleted after 7",
+    ),
     ("buckets", {"records": WRITTEN}, "buckets.records", "the task records' bucket"),
     ("buckets", {"d": WRITTEN | {"existing": "my-lab-west-records"}}, "buckets.d", "the task records' bucket"),
     ("buckets", {"d": WRITTEN | {"existing": "my-lab-pulumi-state"}}, "buckets.d", "does not hold Pulumi's state"),
@@ -728,6 +748,7 @@ def test_one_wrong_setting_is_named_with_its_value_and_what_is_allowed(
 
 # Each mistake gives one line, unless it makes other values wrong: references to it, or a second rule for the value.
 SEVERAL = {
+    "kubernetes/lab/namespaces",
     "kubernetes/lab/namespaces/train/claims",
     "kubernetes/lab/namespaces/default",
     "kubernetes/other",
